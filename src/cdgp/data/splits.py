@@ -1,0 +1,298 @@
+"""Fit, calibration and test, by group; file and pixel digests; the audit for overlaps.
+
+A group is what must stay on one side: all pictures of one physical part, and all pictures with
+equal pixels whatever their names. The split depends on the pixels, the labels, the groups and the
+seed; not on names, folders or the order of rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from sklearn.model_selection import StratifiedGroupKFold
+
+from cdgp.data import images
+from cdgp.data.manifest import Manifest, Sample
+from cdgp.errors import DataError, LeakError, PictureError, SettingsError
+
+SHOWN = 20
+CLASSES = {False: "good", True: "defective"}
+
+
+def hashed(
+    manifest: Manifest,
+    progress: Callable[[], object] | None = None,
+    white_level: int = images.WHITE_LEVEL,
+) -> Manifest:
+    """Fills in the digests of every sample; this is also the scan before training.
+
+    Each picture is decoded once and each mask is held against its picture, so that a broken file
+    is found now and not hours later. A digest that the manifest already has must still be true.
+
+    Arguments:
+        manifest: The samples.
+        progress: Called once per picture.
+        white_level: The value that means white in 16-bit files.
+
+    Raises:
+        DataError: Files cannot be used; the message lists them with a reason each.
+    """
+    samples: list[Sample] = []
+    bad: list[str] = []
+    for sample in manifest.samples:
+        try:
+            samples.append(_hashed_sample(sample, white_level))
+        except PictureError as error:
+            bad.append(str(error))
+        if progress is not None:
+            progress()
+    if bad:
+        raise DataError(
+            f"{manifest.root}: {len(bad)} of {len(manifest.samples)} pictures cannot be used; "
+            f"repair or remove them:{_listed(bad)}"
+        )
+    return replace(manifest, samples=tuple(samples))
+
+
+def split(
+    manifest: Manifest,
+    seed: int,
+    test_fraction: float = 0.2,
+    calibration_fraction: float = 0.2,
+) -> Manifest:
+    """Divides the samples into fit, calibration and test, by group and with even class ratios.
+
+    First test is held out of everything, then calibration out of what remains. A fraction f is
+    rounded to one in round(1 / f). Where a class has few groups, calibration comes first: test
+    takes of each class only what leaves two groups, and calibration what leaves one.
+
+    Splits that the manifest already states are kept: where any row has one, rows without count
+    as "train", test is as stated, and rows of "train" are divided into fit and calibration.
+
+    Arguments:
+        manifest: Samples with digests, see `hashed`.
+        seed: Another seed gives another split.
+        test_fraction: Within 0..0.5; 0 makes no test split.
+        calibration_fraction: The part of what is not test, above 0 up to 0.5.
+
+    Raises:
+        DataError: Equal pixels have two labels, or fit or calibration would lack a class.
+        LeakError: Stated splits have a picture or a group on two sides.
+    """
+    if not 0 <= test_fraction <= 0.5:
+        raise SettingsError(f"test_fraction is {test_fraction}; give a value within 0..0.5")
+    if not 0 < calibration_fraction <= 0.5:
+        raise SettingsError(
+            f"calibration_fraction is {calibration_fraction}; give a value above 0, up to 0.5"
+        )
+    _refuse_two_labels(manifest)
+    samples = manifest.samples
+    stated = {s.split for s in samples}
+    if stated == {None} and test_fraction > 0:
+        groups = _groups(manifest, samples, seed)
+        samples = _hold_out(samples, groups, seed, test_fraction, "test", keep=2)
+    if not stated & {"fit", "calibration"}:
+        rest = tuple(s for s in samples if s.split != "test")
+        groups = _groups(manifest, rest, seed)
+        rest = _hold_out(rest, groups, seed, calibration_fraction, "calibration", keep=1)
+        rest = tuple(s if s.split == "calibration" else replace(s, split="fit") for s in rest)
+        samples = tuple(s for s in samples if s.split == "test") + rest
+    elif stated & {"train", None}:
+        raise DataError(
+            f"{manifest.root}: some rows state fit or calibration and others train or nothing; "
+            "state fit or calibration for all of them, or write train"
+        )
+    divided = replace(manifest, samples=samples)
+    _refuse_missing_class(divided)
+    audit(divided)
+    return divided
+
+
+def audit(manifest: Manifest) -> None:
+    """Checks that nothing stands in more than one split.
+
+    Raises:
+        LeakError: A path, file digest, pixel digest or group does; the message lists the pairs.
+    """
+    pairs: dict[tuple[str, str], str] = {}
+    for what, field in (
+        ("same file", "image"),
+        ("same bytes", "sha256"),
+        ("same pixels", "pixel_sha256"),
+        ("same group", "group"),
+    ):
+        holders: dict[object, list[Sample]] = defaultdict(list)
+        for sample in manifest.samples:
+            value = getattr(sample, field)
+            if sample.split is not None and value is not None:
+                holders[value].append(sample)
+        for held in holders.values():
+            for sample in held[1:]:
+                if sample.split != held[0].split:
+                    pair = (_in_split(manifest, held[0]), _in_split(manifest, sample))
+                    pairs.setdefault(pair, what)
+    if pairs:
+        listed = _listed([f"{a} and {b}: {what}" for (a, b), what in pairs.items()])
+        raise LeakError(
+            f"{manifest.root}: {len(pairs)} pairs stand on two sides of the split; "
+            f"put each on one side:{listed}"
+        )
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Samples that stay together, by index, and which classes they show."""
+
+    members: tuple[int, ...]
+    classes: frozenset[bool]
+
+
+def _hashed_sample(sample: Sample, white_level: int) -> Sample:
+    picture = images.read_picture(sample.image, white_level)
+    sha256, pixel_sha256 = images.digest(sample.image), images.pixel_digest(picture)
+    if sample.sha256 not in (None, sha256):
+        raise PictureError(
+            f"{sample.image}: is not the file that the manifest was made with (its SHA-256 "
+            "differs); restore it, or empty the columns sha256 and pixel_sha256"
+        )
+    if sample.mask is not None:
+        images.read_mask(sample.mask, picture.shape[:2])
+    return replace(sample, sha256=sha256, pixel_sha256=pixel_sha256)
+
+
+def _pixels(manifest: Manifest, sample: Sample) -> str:
+    if sample.pixel_sha256 is None:
+        raise DataError(f"{manifest.name(sample.image)}: has no pixel digest; call hashed() first")
+    return sample.pixel_sha256
+
+
+def _refuse_two_labels(manifest: Manifest) -> None:
+    first: dict[tuple[str, bool], Sample] = {}
+    pairs: list[str] = []
+    for sample in manifest.samples:
+        pixels = _pixels(manifest, sample)
+        other = first.get((pixels, not sample.defective))
+        if other is not None:
+            good, bad = (other, sample) if sample.defective else (sample, other)
+            pairs.append(f"{manifest.name(good.image)} and {manifest.name(bad.image)}")
+        first.setdefault((pixels, sample.defective), sample)
+    if pairs:
+        raise DataError(
+            f"{manifest.root}: {len(pairs)} pairs of equal pictures are labelled good (first) and "
+            f"defective (second); keep one of each:{_listed(pairs)}"
+        )
+
+
+def _groups(manifest: Manifest, samples: tuple[Sample, ...], seed: int) -> list[_Group]:
+    """Groups joined by name and by equal pixels, in an order that only seed and pixels decide."""
+    parent = list(range(len(samples)))
+
+    def find(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    first: dict[tuple[str, str], int] = {}
+    for i, sample in enumerate(samples):
+        keys = [("pixels", _pixels(manifest, sample))]
+        keys += [("group", sample.group)] if sample.group is not None else []
+        for key in keys:
+            parent[find(i)] = find(first.setdefault(key, i))
+    members: dict[int, list[int]] = defaultdict(list)
+    for i in range(len(samples)):
+        members[find(i)].append(i)
+
+    def order(group: _Group) -> str:
+        least = min(_pixels(manifest, samples[i]) for i in group.members)
+        return hashlib.sha256(f"{seed}:{least}".encode()).hexdigest()
+
+    groups = [
+        _Group(tuple(m), frozenset(samples[i].defective for i in m)) for m in members.values()
+    ]
+    return sorted(groups, key=order)
+
+
+def _hold_out(
+    samples: tuple[Sample, ...],
+    groups: list[_Group],
+    seed: int,
+    fraction: float,
+    name: str,
+    keep: int,
+) -> tuple[Sample, ...]:
+    """Puts about `fraction` of the samples into the split `name`, whole groups at a time.
+
+    One fold of scikit-learn's StratifiedGroupKFold, drawn by the seed, since its first fold
+    always holds the largest group. Then groups move, in their hashed order, until every class
+    keeps `keep` groups outside (as far as it has them) and, above that, has one inside.
+    """
+    held = _fold(samples, groups, seed, fraction)
+    for label in CLASSES:
+        having = [g for g, group in enumerate(groups) if label in group.classes]
+        for g in [g for g in having if g in held]:
+            if len(having) - len(held.intersection(having)) < keep:
+                held.remove(g)
+    for label in CLASSES:
+        having = [g for g, group in enumerate(groups) if label in group.classes]
+        if not held.intersection(having):
+            held.update([g for g in having if _may_leave(g, held, groups, keep)][:1])
+    inside = {i for g in held for i in groups[g].members}
+    return tuple(replace(s, split=name) if i in inside else s for i, s in enumerate(samples))
+
+
+def _may_leave(g: int, held: set[int], groups: list[_Group], keep: int) -> bool:
+    """Whether each class of group `g` keeps `keep` groups outside when `g` is held out as well."""
+    outside = [group for i, group in enumerate(groups) if i != g and i not in held]
+    return all(
+        sum(label in group.classes for group in outside) >= keep for label in groups[g].classes
+    )
+
+
+def _fold(
+    samples: tuple[Sample, ...], groups: list[_Group], seed: int, fraction: float
+) -> set[int]:
+    rows = [(g, samples[i].defective) for g, group in enumerate(groups) for i in group.members]
+    number = np.array([g for g, _ in rows])
+    label = np.array([defective for _, defective in rows])
+    largest_class = max(int(label.sum()), int((~label).sum()))
+    folds = min(round(1 / fraction), len(groups), largest_class)
+    if folds < 2:
+        return set()
+    dealer = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a class with fewer pictures than folds
+        dealt = list(dealer.split(label, label, number))
+    drawn = int(hashlib.sha256(f"fold:{seed}".encode()).hexdigest(), 16) % folds
+    return {int(g) for g in number[dealt[drawn][1]]}
+
+
+def _refuse_missing_class(manifest: Manifest) -> None:
+    for name in ("fit", "calibration"):
+        for label, word in CLASSES.items():
+            if any(s.defective == label for s in manifest.of(name)):
+                continue
+            train = tuple(s for s in manifest.samples if s.split != "test")
+            groups = _groups(manifest, train, seed=0)
+            having = sum(label in group.classes for group in groups)
+            raise DataError(
+                f"{manifest.root}: {name} has no {word} picture: outside test there are {having} "
+                f"groups of {word} pictures (pictures of one part or with equal pixels are one "
+                "group), and 2 are the least, one for fit and one for calibration; add pictures, "
+                "or state other splits"
+            )
+
+
+def _in_split(manifest: Manifest, sample: Sample) -> str:
+    return f"{manifest.name(sample.image)} ({sample.split})"
+
+
+def _listed(lines: Iterable[str]) -> str:
+    every = list(lines)
+    shown = "".join(f"\n  {line}" for line in every[:SHOWN])
+    return shown + (f"\n  and {len(every) - SHOWN} more" if len(every) > SHOWN else "")

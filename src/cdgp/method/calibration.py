@@ -1,0 +1,219 @@
+"""From evidence to numbers: fusion, normal tail, image probability, final map (Eq. 24-29).
+
+Every fitted quantity is a small named tuple of tensors and floats, so that the model file can hold
+it and the inference graph only looks things up.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import optimize, special, stats
+from torch import Tensor
+from torch.nn import functional
+
+from cdgp.errors import TrainingError
+
+EPSILON = 1e-6
+"""The epsilon of the branch standardisation."""
+PARETO_QUANTILE = 0.999
+"""The peaks-over-threshold fit begins at this quantile of the normal pixels."""
+
+
+class BranchStatistics(NamedTuple):
+    """Location and scale of one spatial branch over normal calibration pixels."""
+
+    mean: float
+    std: float
+
+
+class NormalTail(NamedTuple):
+    """Upper tail of the fused normal scores.
+
+    ``scores`` are sorted upwards. Where ``shape`` is NaN the tail is counted; otherwise it is a
+    generalised Pareto distribution above ``start``, which keeps the order of scores beyond the
+    largest normal one.
+    """
+
+    scores: Tensor
+    start: float
+    shape: float
+    scale: float
+    floor: float
+
+
+class ImageCalibrator(NamedTuple):
+    """Logistic map from pooled dominance to probability: sigmoid(slope * (a - centre) / scale + intercept)."""
+
+    centre: float
+    scale: float
+    slope: float
+    intercept: float
+    notes: tuple[str, ...] = ()
+
+
+def branch_statistics(maps: Tensor) -> BranchStatistics:
+    """Mean and population standard deviation over all pixels of maps (n, H, W)."""
+    std, mean = torch.std_mean(maps.double(), correction=0)
+    return BranchStatistics(float(mean), float(std))
+
+
+def standardise(maps: Tensor, statistics: BranchStatistics) -> Tensor:
+    """Z_b(B) = (B - m_b) / (s_b + epsilon)  (Eq. 24)."""
+    return (maps - statistics.mean) / (statistics.std + EPSILON)
+
+
+def fuse(
+    dominance: Tensor,
+    residual: Tensor,
+    dominance_statistics: BranchStatistics,
+    residual_statistics: BranchStatistics,
+    weight: float,
+) -> Tensor:
+    """U = w Z(G) + (1 - w) Z(R), of maps of one size (Eq. 25)."""
+    return weight * standardise(dominance, dominance_statistics) + (1 - weight) * standardise(
+        residual, residual_statistics
+    )
+
+
+def upsample(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bilinear resize of maps (n, h, w) to (n, H, W)."""
+    return functional.interpolate(maps[:, None], size=size, mode="bilinear", align_corners=False)[
+        :, 0
+    ]
+
+
+def tail_pixels(fused: Tensor, limit: int) -> Tensor:
+    """At most ``limit`` of the pixels of (n, H, W), chosen evenly and without chance, sorted."""
+    flat = fused.flatten()
+    if len(flat) > limit:
+        # Evenly spaced in reading order, in integers: exact whatever the number of pixels.
+        flat = flat[torch.arange(limit, dtype=torch.int64) * len(flat) // limit]
+    return flat.sort().values
+
+
+def fit_tail(scores: Tensor, tail: str, floor: float) -> NormalTail:
+    """The normal tail from sorted scores; ``tail`` is ``counting`` or ``pareto``.
+
+    Raises:
+        TrainingError: no scores, or scores that are not finite.
+    """
+    if not len(scores) or not bool(torch.isfinite(scores).all()):
+        raise TrainingError(
+            "the fused scores of the normal calibration pictures are not finite. Likely causes: "
+            "(a) a learning rate that is too high for the backbone; (b) a damaged weights file"
+        )
+    if tail == "counting":
+        return NormalTail(scores, math.nan, math.nan, math.nan, floor)
+    values = scores.double().numpy()
+    start = float(np.quantile(values, PARETO_QUANTILE))
+    excess = values[values > start] - start
+    if len(excess) < 10:
+        # Too few peaks to fit a shape: an exponential tail, whose scale is the mean excess.
+        shape, scale = 0.0, float(excess.mean()) if len(excess) else float(values.std() + EPSILON)
+    else:
+        shape, _, scale = (float(v) for v in stats.genpareto.fit(excess, floc=0))
+        if shape < 0:
+            # A negative shape ends the tail at a finite score and would tie what lies beyond.
+            shape, scale = 0.0, float(excess.mean())
+    return NormalTail(scores, start, shape, scale, floor)
+
+
+def log_tail_probability(fused: Tensor, tail: NormalTail) -> Tensor:
+    """log of the finite-sample upper-tail probability of each fused score (Eq. 26)."""
+    count = len(tail.scores)
+    above = count - torch.searchsorted(tail.scores, fused.contiguous(), right=True)
+    counted = torch.log((1 + above) / (count + 1))
+    if math.isnan(tail.shape):
+        return counted
+    excess = (fused - tail.start).clamp_min(0)
+    if tail.shape == 0:
+        log_survival = -excess / tail.scale
+    else:
+        log_survival = -torch.log1p(tail.shape * excess / tail.scale) / tail.shape
+    at_start = int((tail.scores > tail.start).sum())
+    beyond = math.log((1 + at_start) / (count + 1)) + log_survival
+    return torch.where(fused > tail.start, beyond, counted)
+
+
+def surprisal(fused: Tensor, tail: NormalTail) -> Tensor:
+    """P = -log max(p, e^-floor), at least 0 (Eq. 27); a fitted tail is not floored."""
+    P = -log_tail_probability(fused, tail)
+    return P.clamp_max(tail.floor) if math.isnan(tail.shape) else P
+
+
+def fit_image_calibrator(
+    scores: NDArray[np.float64], defective: NDArray[np.bool_], C: float
+) -> ImageCalibrator:
+    """Standardise by the normal median and interquartile range, then a logistic with slope >= 0.
+
+    The objective is scikit-learn's: slope^2 / 2 + C * sum_i w_i log(1 + exp(-y_i f_i)) with
+    balanced class weights w and an intercept without penalty.
+
+    Degenerate cases, each told in ``notes``: an interquartile range of zero falls back to the
+    standard deviation and then to 1; a slope at its bound of zero means that the pictures' scores
+    do not rise with the label, and every picture gets the same probability; a single defective
+    picture is used as it is.
+
+    Args:
+        scores: (n,) pooled dominance of the calibration pictures.
+        defective: (n,) their labels; both classes must occur.
+        C: inverse strength of the penalty.
+
+    Raises:
+        TrainingError: a class is missing.
+    """
+    normal = scores[~defective]
+    if not len(normal) or len(normal) == len(scores):
+        missing = "good" if not len(normal) else "defective"
+        raise TrainingError(f"no {missing} calibration picture: the probability cannot be fitted")
+    notes = []
+    centre = float(np.median(normal))
+    scale = float(np.subtract(*np.percentile(normal, [75, 25])))
+    if scale <= EPSILON * max(1.0, abs(centre)):
+        fallback = float(normal.std())
+        scale = fallback if fallback > EPSILON * max(1.0, abs(centre)) else 1.0
+        notes.append(
+            "the scores of the good calibration pictures have no spread (interquartile range 0): "
+            f"they were scaled by {scale:.3g} instead"
+        )
+    x = (scores - centre) / scale
+    y = np.where(defective, 1.0, -1.0)
+    weights = len(y) / (2 * np.where(defective, defective.sum(), len(normal)))
+
+    def objective(theta: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        slope, intercept = theta
+        f = y * (slope * x + intercept)
+        value = slope**2 / 2 + C * float(weights @ np.logaddexp(0, -f))
+        pull = -C * weights * y * special.expit(-f)
+        return value, np.array([slope + pull @ x, pull.sum()])
+
+    fit = optimize.minimize(
+        objective,
+        np.array([0.0, 0.0]),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(0, None), (None, None)],
+        options={"maxiter": 10_000, "ftol": 1e-15, "gtol": 1e-10},
+    )
+    slope, intercept = (float(v) for v in fit.x)
+    if slope == 0:
+        notes.append(
+            "the slope of the image calibration is at its bound of zero: on calibration pictures "
+            "the evidence does not rise with the label, so every picture gets the same probability"
+        )
+    if int(defective.sum()) == 1:
+        notes.append("the probability rests on a single defective calibration picture")
+    return ImageCalibrator(centre, scale, slope, intercept, tuple(notes))
+
+
+def image_logit(pooled: Tensor, calibrator: ImageCalibrator) -> Tensor:
+    """Pooled dominance a(x) to the log-odds of being defective."""
+    return calibrator.slope * (pooled - calibrator.centre) / calibrator.scale + calibrator.intercept
+
+
+def final_map(P: Tensor, logit: Tensor, image_weight: float) -> Tensor:
+    """S = P + lambda_I log p_A, of (n, H, W) and (n,)  (Eq. 29)."""
+    return P + image_weight * functional.logsigmoid(logit)[:, None, None]

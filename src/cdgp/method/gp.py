@@ -1,0 +1,158 @@
+"""Sparse Gaussian-process moments, the contrastive pair, and posterior dominance (Eq. 3-12)."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cdgp.errors import TrainingError
+from cdgp.method.kernels import Kernel, linear
+
+
+class Moments(NamedTuple):
+    """Predictive mean and variance of one evidence function, each (N,)."""
+
+    mean: Tensor
+    variance: Tensor
+
+
+class SparseGP(nn.Module):
+    """One evidence function f_c with q(u_c) = N(m_c, L_c L_c^T) at fixed inducing tokens.
+
+    K_c = k(Z_c, Z_c) + jitter I is factorised once, in float64; what the moments need of it is
+    kept in buffers, so that no factorisation is left in the graph.
+
+    Args:
+        Z: (M, D) inducing tokens, each of norm 1.
+        kernel: of which k(t, t) = 1.
+        jitter: added to the diagonal of the kernel matrix.
+        initial_mean: every entry of m before training.
+        initial_scale: L before training is this multiple of the identity.
+
+    Raises:
+        TrainingError: the kernel matrix cannot be factorised.
+    """
+
+    def __init__(
+        self,
+        Z: Tensor,
+        kernel: Kernel,
+        jitter: float,
+        initial_mean: float = 0.0,
+        initial_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        M = len(Z)
+        self.kernel = kernel
+        self.register_buffer("Z", Z.clone())
+        self.m = nn.Parameter(torch.full((M,), initial_mean, dtype=Z.dtype))
+        self.L = nn.Parameter(initial_scale * torch.eye(M, dtype=Z.dtype))
+        Z64 = Z.double()
+        Kzz = kernel(Z64, Z64) + jitter * torch.eye(M, dtype=torch.float64, device=Z.device)
+        Lz, failed = torch.linalg.cholesky_ex(Kzz)
+        if int(failed) or not bool(torch.isfinite(Lz).all()):
+            raise TrainingError(
+                "the kernel matrix of an inducing set cannot be factorised. Likely causes: (a) "
+                "tokens that are not finite; (b) many equal pictures, so that inducing tokens "
+                "repeat: remove the copies; (c) too small a jitter: raise dual_gp.jitter"
+            )
+        identity = torch.eye(M, dtype=torch.float64, device=Z.device)
+        Lz_inv = torch.linalg.solve_triangular(Lz, identity, upper=False)
+        self.register_buffer("Lz_inv", Lz_inv.to(Z.dtype), persistent=False)
+        self.register_buffer("Kzz_inv", (Lz_inv.mT @ Lz_inv).to(Z.dtype), persistent=False)
+        self.Z: Tensor
+        self.Lz_inv: Tensor
+        self.Kzz_inv: Tensor
+
+    def forward(self, tokens: Tensor) -> Moments:
+        """Moments (N,) of f_c at tokens (N, D).
+
+        mean = k_tZ K^-1 m                                                (Eq. 6)
+        variance = 1 - |Lz^-1 k_Zt|^2 + |L^T K^-1 k_Zt|^2                  (Eq. 7)
+        """
+        ktz = self.kernel(tokens, self.Z)
+        mean = ktz @ (self.Kzz_inv @ self.m)
+        explained = (ktz @ self.Lz_inv.mT).square().sum(-1)
+        learned = (ktz @ (self.Kzz_inv @ self.L.tril())).square().sum(-1)
+        return Moments(mean, 1 - explained + learned)
+
+    def mean(self, tokens: Tensor) -> Tensor:
+        """The predictive mean alone, (N,)."""
+        return self.kernel(tokens, self.Z) @ (self.Kzz_inv @ self.m)
+
+
+class DualGP(nn.Module):
+    """The normal and the anomaly evidence function over one token space."""
+
+    def __init__(self, normal: SparseGP, anomaly: SparseGP) -> None:
+        super().__init__()
+        self.normal = normal
+        self.anomaly = anomaly
+
+    def mean_margin(self, tokens: Tensor) -> Tensor:
+        """s_mu = mu_A - mu_N at tokens (N, D), (N,)  (Eq. 8)."""
+        return self.anomaly.mean(tokens) - self.normal.mean(tokens)
+
+    def dominance(self, tokens: Tensor, floor: float) -> Tensor:
+        """g = (mu_A - mu_N) / sqrt(var_A + var_N) at tokens (N, D), (N,)  (Eq. 10)."""
+        mu_A, var_A = self.anomaly(tokens)
+        mu_N, var_N = self.normal(tokens)
+        return standardised(mu_A - mu_N, var_A + var_N, floor)
+
+
+def standardised(margin: Tensor, variance: Tensor, floor: float) -> Tensor:
+    """margin / sqrt(max(variance, floor))."""
+    return margin / variance.clamp_min(floor).sqrt()
+
+
+class FusedDominance(nn.Module):
+    """The linear-kernel dominance as one matmul of the tokens.
+
+    With |t| = 1 the summed variance is 2 + t^T C t, where
+    C = sum_c Z_c^T (K_c^-1 S_c K_c^-1 - K_c^-1) Z_c has rank at most M_N + M_A. C is indefinite:
+    its eigenvectors, scaled by the root of the eigenvalue's size, are the variance directions, and
+    the eigenvalues' signs are kept beside them.
+
+    Args:
+        gps: a trained pair with the linear kernel.
+        floor: the least summed variance.
+        evidence: ``dominance``, or ``mean_margin`` for the numerator alone.
+    """
+
+    def __init__(self, gps: DualGP, floor: float, evidence: str = "dominance") -> None:
+        super().__init__()
+        if gps.normal.kernel is not linear or gps.anomaly.kernel is not linear:
+            raise TypeError("only the linear kernel has a fused form")
+        self.floor = floor
+        self.evidence = evidence
+        with torch.no_grad():
+            beta_N, C_N = _linear_form(gps.normal)
+            beta_A, C_A = _linear_form(gps.anomaly)
+            eigenvalues, eigenvectors = torch.linalg.eigh(C_N + C_A)
+            kept = eigenvalues.abs() > 1e-12 * eigenvalues.abs().max()
+            directions = eigenvectors[:, kept] * eigenvalues[kept].abs().sqrt()
+            weight = torch.cat([(beta_A - beta_N)[:, None], directions], dim=1)
+        dtype = gps.normal.Z.dtype
+        self.register_buffer("weight", weight.to(dtype))
+        self.register_buffer("signs", eigenvalues[kept].sign().to(dtype))
+        self.weight: Tensor
+        self.signs: Tensor
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Evidence (N,) at unit-norm tokens (N, D)."""
+        projected = tokens @ self.weight
+        margin = projected[..., 0]
+        if self.evidence == "mean_margin":
+            return margin
+        variance = 2 + projected[..., 1:].square() @ self.signs
+        return standardised(margin, variance, self.floor)
+
+
+def _linear_form(gp: SparseGP) -> tuple[Tensor, Tensor]:
+    """beta_c (D,) of Eq. 11 and Z^T (K^-1 S K^-1 - K^-1) Z (D, D), in float64."""
+    Z = gp.Z.double()
+    Kzz_inv = gp.Lz_inv.double().mT @ gp.Lz_inv.double()
+    L = gp.L.double().tril()
+    beta = Z.mT @ (Kzz_inv @ gp.m.double())
+    C = Z.mT @ (Kzz_inv @ L @ L.mT @ Kzz_inv - Kzz_inv) @ Z
+    return beta, (C + C.mT) / 2

@@ -1,0 +1,79 @@
+"""The three losses of the Dual GP (Eq. 13-19)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from cdgp.method.gp import Moments
+
+TOP_SHARE = 0.05
+"""Share of a picture's tokens that the ``top`` pooling averages."""
+
+
+def log_mean_exp(values: Tensor, sharpness: float) -> Tensor:
+    """(1/r) log mean exp(r v) over the last dimension (Eq. 28)."""
+    count = values.shape[-1]
+    return (torch.logsumexp(sharpness * values, dim=-1) - math.log(count)) / sharpness
+
+
+def bag_margin(margins: Tensor, pooling: str, sharpness: float) -> Tensor:
+    """Token margins (B, N) to one margin a picture, (B,).
+
+    ``max`` is Eq. 14; ``logsumexp`` pools as inference does (Eq. 28); ``top`` is the mean of the
+    largest 5 %.
+    """
+    if pooling == "max":
+        return margins.amax(-1)
+    if pooling == "logsumexp":
+        return log_mean_exp(margins, sharpness)
+    return margins.topk(max(1, round(TOP_SHARE * margins.shape[-1])), dim=-1).values.mean(-1)
+
+
+def mil_loss(bag_margins: Tensor, defective: Tensor, margin: float) -> Tensor:
+    """Max-margin multiple-instance loss, mean over pictures (Eq. 15).
+
+    Args:
+        bag_margins: (B,).
+        defective: (B,) bool.
+        margin: gamma.
+    """
+    loss = torch.where(defective, margin - bag_margins, bag_margins)
+    return loss.clamp_min(0).mean()
+
+
+def normalised_evidence(
+    moments: Moments, epsilon: float, floor: float, sigma_gradient: bool
+) -> Tensor:
+    """mu / (sigma + epsilon) (Eq. 16); the variance is floored so that its root has a gradient.
+
+    Without ``sigma_gradient`` the standard deviation is a constant to the optimiser: otherwise it
+    can satisfy both evidence losses, for every token of every picture, by shrinking it.
+    """
+    sigma = moments.variance.clamp_min(floor).sqrt()
+    return moments.mean / ((sigma if sigma_gradient else sigma.detach()) + epsilon)
+
+
+def compactness_loss(normal_evidence: Tensor) -> Tensor:
+    """Minus the mean normalised normal evidence (B_N, N) of the normal pictures (Eq. 17)."""
+    return -normal_evidence.mean() if normal_evidence.numel() else normal_evidence.sum()
+
+
+def attention(margins: Tensor, epsilon: float) -> Tensor:
+    """Softmax of the standardised token margins (B, N), without a gradient (Eq. 18)."""
+    margins = margins.detach()
+    deviation, mean = torch.std_mean(margins, dim=-1, correction=0, keepdim=True)
+    return torch.softmax((margins - mean) / (deviation + epsilon), dim=-1)
+
+
+def attraction_loss(anomaly_evidence: Tensor, margins: Tensor, epsilon: float) -> Tensor:
+    """Minus the attended anomaly evidence of the defective pictures (Eq. 19).
+
+    Args:
+        anomaly_evidence: (B_A, N) normalised anomaly evidence.
+        margins: (B_A, N) mean margins of the same tokens.
+        epsilon: of Eq. 18.
+    """
+    if not anomaly_evidence.numel():
+        return anomaly_evidence.sum()
+    return -(attention(margins, epsilon) * anomaly_evidence).sum(-1).mean()

@@ -1,0 +1,132 @@
+"""Hierarchical normal-residual evidence: corruption, reverse student, residual (Eq. 20-23)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def corrupt(
+    images: Tensor,
+    generator: torch.Generator,
+    noise: float,
+    blur_probability: float,
+    erase_probability: float,
+    erase_sides: tuple[float, float],
+) -> Tensor:
+    """Additive noise, 3 x 3 local averaging and a zero rectangle, drawn per picture.
+
+    Args:
+        images: (B, 3, H, W) on the backbone's normalised scale, where zero is the mean colour.
+        generator: source of all randomness, on the processor.
+        noise: standard deviation.
+        blur_probability: of the averaging.
+        erase_probability: of the rectangle.
+        erase_sides: least and largest side as a share of the picture's side.
+    """
+    corrupted = torch.empty_like(images)
+    height, width = images.shape[-2:]
+    for image, out in zip(images, corrupted, strict=True):
+        blur, erase, tall, wide, top, left = torch.rand(6, generator=generator).tolist()
+        if blur < blur_probability:
+            padded = functional.pad(image[None], (1, 1, 1, 1), mode="replicate")
+            image = functional.avg_pool2d(padded, kernel_size=3, stride=1)[0]
+        out.copy_(image + noise * torch.randn(image.shape, generator=generator).to(image.device))
+        if erase < erase_probability:
+            least, largest = erase_sides
+            h = max(1, round(height * (least + (largest - least) * tall)))
+            w = max(1, round(width * (least + (largest - least) * wide)))
+            y, x = int(top * (height - h + 1)), int(left * (width - w + 1))
+            out[:, y : y + h, x : x + w] = 0
+    return corrupted
+
+
+def _conv(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    )
+
+
+class ReverseStudent(nn.Module):
+    """Reconstruct the three teacher stages from the coarsest one, through a bottleneck.
+
+    The coarse feature is squeezed to stride 32 and fewer channels before anything is rebuilt, so
+    passing it through unchanged is not in the student's reach: what normal pictures do not need
+    is lost on the way, and a defect leaves a residual at all three scales.
+
+    Args:
+        channels: teacher channels at strides 4, 8 and 16.
+        widths: student channels at strides 4, 8, 16 and 32.
+    """
+
+    def __init__(self, channels: Sequence[int], widths: Sequence[int]) -> None:
+        super().__init__()
+        coarse = widths[3]
+        self.squeeze = nn.Sequential(
+            _conv(channels[2], coarse, stride=2), _conv(coarse, coarse), _conv(coarse, coarse)
+        )
+        inputs = [widths[1], widths[2], widths[3]]
+        self.blocks = nn.ModuleList(
+            nn.Sequential(_conv(i, w), _conv(w, w)) for i, w in zip(inputs, widths, strict=False)
+        )
+        self.heads = nn.ModuleList(
+            nn.Conv2d(w, c, kernel_size=1) for w, c in zip(widths, channels, strict=False)
+        )
+
+    def forward(self, coarse: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
+        """Teacher features (B, C_3, H/16, W/16) to reconstructions of all three stages.
+
+        Args:
+            coarse: the teacher's third stage.
+            sizes: (height, width) of the three stages, finest first.
+        """
+        x = self.squeeze(coarse)
+        reconstructions: list[Tensor] = []
+        for stage in (2, 1, 0):
+            x = functional.interpolate(x, size=sizes[stage], mode="bilinear", align_corners=False)
+            x = self.blocks[stage](x)
+            reconstructions.insert(0, self.heads[stage](x))
+        return reconstructions
+
+
+def residuals(teacher: Sequence[Tensor], student: Sequence[Tensor]) -> list[Tensor]:
+    """Cosine residuals r_l = 1 - <teacher, student>, (B, H_l, W_l) in [0, 2]  (Eq. 21)."""
+    return [
+        1 - (functional.normalize(t, dim=1) * functional.normalize(s, dim=1)).sum(1)
+        for t, s in zip(teacher, student, strict=True)
+    ]
+
+
+def reconstruction_loss(
+    teacher: Sequence[Tensor],
+    student: Sequence[Tensor],
+    hard_fraction: float,
+    hard_weight: float,
+    smooth_weight: float,
+) -> Tensor:
+    """Mean residual, mean of its largest share, and Smooth-L1, averaged over stages (Eq. 22).
+
+    The hard tail is taken over all positions of the batch at one stage; the Smooth-L1 distance is
+    between channel-normalised features.
+    """
+    stages = []
+    for t, s in zip(teacher, student, strict=True):
+        t, s = functional.normalize(t, dim=1), functional.normalize(s, dim=1)
+        r = (1 - (t * s).sum(1)).flatten()
+        hard = r.topk(max(1, round(hard_fraction * r.numel()))).values.mean()
+        smooth = functional.smooth_l1_loss(s, t)
+        stages.append(r.mean() + hard_weight * hard + smooth_weight * smooth)
+    return torch.stack(stages).mean()
+
+
+def residual_map(stage_residuals: Sequence[Tensor]) -> Tensor:
+    """Mean of the three residuals at the first stage's resolution, (B, H', W')  (Eq. 23)."""
+    size = stage_residuals[0].shape[-2:]
+    total = stage_residuals[0]
+    for r in stage_residuals[1:]:
+        up = functional.interpolate(r[:, None], size=size, mode="bilinear", align_corners=False)
+        total = total + up[:, 0]
+    return total / len(stage_residuals)

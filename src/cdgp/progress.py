@@ -1,0 +1,59 @@
+"""How long work tells that it goes on: a bar with the time left, or nothing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+
+class Advance(Protocol):
+    """Called once per finished piece of work, with a few words that may change."""
+
+    def __call__(self, note: str = "") -> None: ...
+
+
+class Progress(Protocol):
+    """Announces one phase of known length at a time."""
+
+    @contextmanager
+    def phase(self, name: str, total: int, done: int = 0) -> Iterator[Advance]: ...
+
+
+class Quiet:
+    """Says nothing."""
+
+    @contextmanager
+    def phase(self, name: str, total: int, done: int = 0) -> Iterator[Advance]:
+        yield lambda note="": None
+
+
+class Bars:
+    """One bar a phase on standard error, with the time left; a line a phase where it is no terminal."""
+
+    @contextmanager
+    def phase(self, name: str, total: int, done: int = 0) -> Iterator[Advance]:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as RichProgress
+        from rich.progress import TimeRemainingColumn
+
+        console = Console(stderr=True)
+        bar = RichProgress(
+            TextColumn("{task.description:<22}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", style="dim"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        if not console.is_terminal:
+            console.print(f"{name}: {total}", highlight=False)
+        with bar:
+            task = bar.add_task(name, total=total, completed=done, note="")
+
+            def advance(note: str = "") -> None:
+                bar.update(task, advance=1, **({"note": note} if note else {}))
+
+            yield advance

@@ -1,0 +1,175 @@
+"""One loop for both stages: deterministic steps, learning-rate schedule, log, resumable state."""
+
+import ctypes
+import json
+import math
+import platform
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from cdgp.errors import TrainingError
+from cdgp.files import written_whole
+from cdgp.progress import Progress
+
+SAVE_SECONDS = 20.0
+LOG_EVERY = 10
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep large freed buffers instead of handing them back to the kernel.
+
+    Every training step frees and takes the same buffers; page faults otherwise double its time.
+    Does nothing where the C library is another.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    libc = ctypes.CDLL("libc.so.6")
+    m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4
+    libc.mallopt(m_mmap_max, 0)
+    libc.mallopt(m_trim_threshold, 2**31 - 1)
+    libc.mallopt(m_top_pad, 256 * 2**20)
+
+
+def new_fabric() -> Fabric:
+    """Lightning Fabric on the best device of this machine, in float32."""
+    keep_freed_memory()
+    fabric = Fabric(accelerator="auto", devices=1, precision="32-true")
+    fabric.launch()
+    return fabric
+
+
+def cosine(step: int, steps: int, final: float) -> float:
+    """Factor on the learning rate: 1 at step 0, falling to ``final`` at ``steps``."""
+    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+def run_stage(
+    name: str,
+    fabric: Fabric,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    final_factor: float,
+    batch: Callable[[int], tuple[Any, ...]],
+    fingerprint: str,
+    state: Path | None,
+    log: Callable[[Mapping[str, Any]], None],
+    progress: Progress,
+) -> None:
+    """Train ``module`` in place for ``steps`` steps; go on from ``state`` where it fits.
+
+    Args:
+        name: of the stage, for the progress bar and the log.
+        fabric: device and backward pass.
+        module: called with a batch, returns the loss and a mapping of signs to log.
+        optimizer: over the module's parameters, with the initial learning rates.
+        steps: their number.
+        final_factor: learning rates end at this share of their start.
+        batch: the arguments for a step, a function of the step's number alone.
+        fingerprint: settings and data that the state must have been made with.
+        state: file that holds the stage's progress, or None to keep none.
+        log: takes one record every few steps.
+        progress: where to tell the progress.
+
+    Raises:
+        TrainingError: the loss is not finite.
+    """
+    first = load_state(state, module, optimizer, fingerprint) if state else 0
+    initial = [group.setdefault("initial_lr", group["lr"]) for group in optimizer.param_groups]
+    wrapped, wrapped_optimizer = fabric.setup(module, optimizer)
+    saved = time.monotonic()
+    with progress.phase(name, steps, first) as advance:
+        for step in range(first, steps):
+            for group, rate in zip(optimizer.param_groups, initial, strict=True):
+                group["lr"] = rate * cosine(step, steps, final_factor)
+            loss, signs = wrapped(*fabric.to_device(batch(step)))
+            if not bool(torch.isfinite(loss)):
+                raise TrainingError(
+                    f"{name}: the loss is not finite at step {step}. Likely causes: (a) a "
+                    "learning rate that is too high for this backbone; (b) damaged weights"
+                )
+            fabric.backward(loss)
+            wrapped_optimizer.step()
+            wrapped_optimizer.zero_grad()
+            if step % LOG_EVERY == 0 or step == steps - 1:
+                record = {key: round(float(value), 6) for key, value in signs.items()}
+                log({"stage": name, "step": step, "loss": round(float(loss.detach()), 6), **record})
+            advance(f"loss {float(loss.detach()):.3f}")
+            if state and step < steps - 1 and time.monotonic() - saved > SAVE_SECONDS:
+                save_state(state, module, optimizer, step + 1, fingerprint)
+                saved = time.monotonic()
+    if state and first < steps:
+        save_state(state, module, optimizer, steps, fingerprint)
+
+
+def save_state(
+    path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, step: int, fingerprint: str
+) -> None:
+    """Weights, optimiser moments and step in one safetensors file, written whole.
+
+    Random numbers are functions of seed and step, so the step is all the random state there is.
+    """
+    tensors = {f"module.{k}": v.contiguous() for k, v in module.state_dict().items()}
+    for index, moments in optimizer.state_dict()["state"].items():
+        for key, value in moments.items():
+            tensors[f"optimizer.{index}.{key}"] = torch.as_tensor(value).contiguous()
+    metadata = {"step": str(step), "fingerprint": fingerprint}
+    with written_whole(path) as temporary:
+        save_file({k: v.clone() for k, v in tensors.items()}, temporary, metadata=metadata)
+
+
+def read_state(path: Path, fingerprint: str) -> tuple[int, dict[str, Tensor]] | None:
+    """(step, tensors) of a saved state, or None where there is none that fits."""
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("fingerprint") != fingerprint:
+                return None
+            return int(metadata["step"]), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise TrainingError(
+            f"{path}: damaged training state ({error}); remove it to start this stage again"
+        ) from error
+
+
+def load_state(
+    path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, fingerprint: str
+) -> int:
+    """Restore module and optimiser; returns the next step, 0 where nothing fits."""
+    found = read_state(path, fingerprint)
+    if found is None:
+        return 0
+    step, tensors = found
+    module.load_state_dict(
+        {k.removeprefix("module."): v for k, v in tensors.items() if k.startswith("module.")}
+    )
+    moments: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        if key.startswith("optimizer."):
+            _, index, name = key.split(".")
+            moments.setdefault(int(index), {})[name] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    return step
+
+
+def json_log(path: Path | None) -> Callable[[Mapping[str, Any]], None]:
+    """A function that appends one JSON line a record, or does nothing."""
+    if path is None:
+        return lambda record: None
+
+    def append(record: Mapping[str, Any]) -> None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+    return append

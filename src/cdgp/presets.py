@@ -259,7 +259,8 @@ def read_settings(path: Path, **changes: Any) -> Settings:
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise SettingsError(f"{path}: not a valid {path.suffix[1:] or 'TOML'} file: {error}") from error
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise SettingsError(f"{path}: not a valid {kind} file: {error}") from error
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: holds a {type(values).__name__} where settings are expected")
     preset = changes.get("preset") or values.get("preset", "lite")
@@ -268,6 +269,15 @@ def read_settings(path: Path, **changes: Any) -> Settings:
             f"{path}: preset {preset!r} does not exist; there are: {', '.join(sorted(PRESETS))}"
         )
     return _validate(_merge(_merge(PRESETS[preset], values), changes), str(path))
+
+
+def settings_from_json(text: str, source: str) -> Settings:
+    """The complete settings that a model file or a run's ``config.json`` holds.
+
+    Raises:
+        SettingsError: a key is unknown or missing, or a value is refused.
+    """
+    return _validate(json.loads(text), source)
 
 
 def nearest(name: str, names: list[str]) -> str:
@@ -308,7 +318,8 @@ def _explain(problem: Any) -> str:
             hint = nearest(unknown, here)
         else:
             moved = [name for name in everywhere if name.split(".")[-1] == unknown]
-            hint = f"did you mean {moved[0]!r}?" if moved else nearest(".".join(location), everywhere)
+            close = difflib.get_close_matches(".".join(location), everywhere, n=1, cutoff=0.4)
+            hint = f"did you mean {(moved or close or everywhere)[0]!r}?"
         return f"unknown key {'.'.join(location)!r}: {hint}"
     if not location:
         return str(problem["msg"]).removeprefix("Value error, ")

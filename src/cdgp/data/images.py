@@ -18,7 +18,7 @@ import imagecodecs
 import numpy as np
 import tifffile
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from cdgp.errors import PictureError, SettingsError
 
@@ -219,7 +219,8 @@ def _blame(path: Path) -> Iterator[None]:
             f"{path}: is not a JPEG, PNG, TIFF, BMP or WebP picture, whatever its name says"
         ) from error
     except Exception as error:
-        raise PictureError(f"{path}: cannot be decoded: {error or type(error).__name__}") from error
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise PictureError(f"{path}: cannot be decoded: {why}") from error
 
 
 def _header(path: Path) -> _Header:
@@ -265,24 +266,28 @@ def _decode(path: Path, header: _Header) -> tuple[NDArray[Any], float]:
 
     Two and four channels end with alpha. White is 255, 65535, 2^bits - 1 or 1.0.
     """
-    full = 255.0
+    full, orientation = 255.0, header.orientation
     if header.decoder == "png16":
         values, full = np.asarray(imagecodecs.png_decode(path.read_bytes())), 65535.0
     elif header.decoder == "tiff":
         values, full = _decode_tiff(path)
     else:
-        with Image.open(path, formats=FORMATS) as image:
+        # Opened by handle: by name, Pillow 13 maps an uncompressed TIFF at its turned size.
+        with path.open("rb") as file, Image.open(file, formats=FORMATS) as image:
             values = _decode_pillow(image)
+            orientation = 1 if image.format == "TIFF" else orientation
     values = values[:, :, None] if values.ndim == 2 else values
-    values = _upright(values, header.orientation)
+    values = _upright(values, orientation)
     if values.shape[:2] != (header.height, header.width):
         raise PictureError(f"{path}: the size in the header is not the size of the pixels")
     return values, full
 
 
 def _decode_pillow(image: Image.Image) -> NDArray[np.uint8]:
-    """8-bit files, not yet upright: (H, W) or HWC uint8; grey, grey + alpha, RGB or RGBA."""
+    """8-bit files: (H, W) or HWC uint8 grey, RGB or RGBA; only TIFF is upright already."""
     image.load()
+    if image.format == "TIFF":
+        image = ImageOps.exif_transpose(image)  # does nothing where Pillow has turned it on load
     if image.mode == "1":
         image = image.convert("L")
     elif image.has_transparency_data:
@@ -354,7 +359,8 @@ def _upright(values: NDArray[Any], orientation: int) -> NDArray[Any]:
 
 def _compose(values: NDArray[Any], full: float) -> NDArray[np.float32]:
     """HWC of 1 to 4 channels to HWC float32 in [0, 1] of 1 or 3, alpha composed over black."""
-    unit = values.astype(np.float32) / np.float32(full)
+    unit = values.astype(np.float32)
+    unit /= np.float32(full)
     if unit.shape[2] in (2, 4):
         unit = unit[:, :, :-1] * unit[:, :, -1:]
     return np.asarray(unit, np.float32)

@@ -91,7 +91,7 @@ def plant_defect(picture: Floats, rng: np.random.Generator) -> tuple[Floats, NDA
 
 def _rounded(picture: Floats) -> Floats:
     """The picture as 8 bits store it."""
-    return (np.rint(picture * 255) / 255).astype(np.float32)
+    return np.asarray(np.rint(picture * 255) / 255, np.float32)
 
 
 def _surface(size: tuple[int, int], rng: np.random.Generator) -> Floats:
@@ -105,7 +105,7 @@ def _surface(size: tuple[int, int], rng: np.random.Generator) -> Floats:
     grey = rng.uniform(0.45, 0.52) + 0.03 * grain / grain.std() + 0.015 * cloud / cloud.std()
     tint = np.array([1.0, 0.97, 0.93]) + rng.normal(0, 0.005, 3)
     surface = (grey + 0.06 * light)[:, :, None] * tint
-    return np.clip(surface, 0, 1).astype(np.float32)
+    return np.asarray(np.clip(surface, 0, 1), np.float32)
 
 
 def _grid(picture: Floats) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -115,7 +115,7 @@ def _grid(picture: Floats) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 def _place(picture: Floats, rng: np.random.Generator) -> NDArray[np.float64]:
     """A random (y, x) inside the picture."""
-    return rng.uniform(0, 1, 2) * np.array(picture.shape[:2])
+    return np.asarray(rng.uniform(0, 1, 2) * np.array(picture.shape[:2]))
 
 
 def _shifted(picture: Floats, rng: np.random.Generator, least: float, most: float) -> Floats:
@@ -123,7 +123,7 @@ def _shifted(picture: Floats, rng: np.random.Generator, least: float, most: floa
     shift = rng.choice([-1, 1]) * rng.uniform(least, most) * np.ones(3)
     if np.ptp(picture, axis=2).max() > 0:
         shift += rng.normal(0, 0.03, 3)
-    return (picture + shift).astype(np.float32)
+    return np.asarray(picture + shift, np.float32)
 
 
 def _scratch(picture: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
@@ -167,7 +167,7 @@ def _blob_radius(
 
 
 def _patch(picture: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
-    """A piece of the same picture with its rows and columns shuffled, a little off in brightness."""
+    """A piece of the same picture with its rows and columns shuffled, of another brightness."""
     height, width = picture.shape[:2]
     area, aspect = rng.uniform(0.002, 0.02) * height * width, np.exp(rng.normal(0, 0.4))
     h = int(np.clip(np.sqrt(area * aspect), 2, height - 1))

@@ -54,12 +54,6 @@ class ImageCalibrator(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def branch_statistics(maps: Tensor) -> BranchStatistics:
-    """Mean and population standard deviation over all pixels of maps (n, H, W)."""
-    std, mean = torch.std_mean(maps.double(), correction=0)
-    return BranchStatistics(float(mean), float(std))
-
-
 def standardise(maps: Tensor, statistics: BranchStatistics) -> Tensor:
     """Z_b(B) = (B - m_b) / (s_b + epsilon)  (Eq. 24)."""
     return (maps - statistics.mean) / (statistics.std + EPSILON)
@@ -83,15 +77,6 @@ def upsample(maps: Tensor, size: tuple[int, int]) -> Tensor:
     return functional.interpolate(maps[:, None], size=size, mode="bilinear", align_corners=False)[
         :, 0
     ]
-
-
-def tail_pixels(fused: Tensor, limit: int) -> Tensor:
-    """At most ``limit`` of the pixels of (n, H, W), chosen evenly and without chance, sorted."""
-    flat = fused.flatten()
-    if len(flat) > limit:
-        # Evenly spaced in reading order, in integers: exact whatever the number of pixels.
-        flat = flat[torch.arange(limit, dtype=torch.int64) * len(flat) // limit]
-    return flat.sort().values
 
 
 def fit_tail(scores: Tensor, tail: str, floor: float) -> NormalTail:

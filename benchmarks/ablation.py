@@ -1,0 +1,200 @@
+"""Rank the choices that the paper leaves open, on calibration pictures alone.
+
+Both stages train on fit pictures. Half of the good calibration pictures, and all defective ones,
+calibrate; into the other half defects are planted, so that localisation is ranked without a human
+mask. Test pictures are never read. One row a variant, set, seed, fusion weight and tail.
+
+    python benchmarks/ablation.py --data ../shared/data --out docs/results/ablation.jsonl
+
+Rows that are already there are not computed again. `--table` prints the rows as Markdown.
+"""
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cdgp.data.images import read_picture, to_input
+from cdgp.data.layouts import load
+from cdgp.data.splits import audit, hashed, split
+from cdgp.data.synthetic import plant_defect
+from cdgp.method.calibration import upsample
+from cdgp.method.detector import Evidence, calibrated
+from cdgp.metrics.ranking import image_auroc, pixel_auroc
+from cdgp.metrics.regions import aupro
+from cdgp.presets import settings as preset
+from cdgp.progress import Bars
+from cdgp.training.calibrate import CalibrationEvidence, collect_evidence, fit_calibration
+from cdgp.training.loop import new_fabric
+from cdgp.training.pictures import Pictures
+from cdgp.training.stages import assemble, dual_gp_stage, student_stage
+
+SIZES = {"magnetic_tile": (160, 160), "ksdd": (256, 96)}
+STEPS = 200
+BASE = {
+    "learning_rate": 1e-3,
+    "sigma_gradient": False,
+    "sampler": "balanced",
+    "mil_pooling": "logsumexp",
+    "batch_norm": "train",
+    "initial_mean": 0.0,
+    "initial_scale": 1.0,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "base": {},
+    "literal": {"sigma_gradient": True, "sampler": "random", "mil_pooling": "max"},
+    "sigma gradient": {"sigma_gradient": True},
+    "maximum": {"mil_pooling": "max"},
+    "top 5 %": {"mil_pooling": "top"},
+    "random sampler": {"sampler": "random"},
+    "frozen batch norm": {"batch_norm": "frozen"},
+    "S = 0.01 I": {"initial_scale": 0.1},
+    "m = 1": {"initial_mean": 1.0},
+    "rate 3e-4": {"learning_rate": 3e-4},
+}
+WEIGHTS = (0.0, 0.01, 0.025, 0.05, 0.1, 0.2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("docs/results/ablation.jsonl"))
+    parser.add_argument("--sets", nargs="*", default=list(SIZES))
+    parser.add_argument("--variants", nargs="*", default=list(VARIANTS))
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--states", type=Path, default=Path("runs/ablation"))
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.table:
+        print(table(arguments.out))
+        return
+    rows = read(arguments.out)
+    done = {(r["dataset"], r["variant"], r["seed"]) for r in rows}
+    for seed in arguments.seeds:
+        for name in arguments.sets:
+            todo = [v for v in arguments.variants if (name, v, seed) not in done]
+            if todo:
+                run(name, seed, todo, arguments.data, arguments.out, arguments.states)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states: Path) -> None:
+    manifest = split(hashed(load(data / name)), seed)
+    audit(manifest)
+    fit, calibration = manifest.weak("fit"), manifest.weak("calibration")
+    good = [s for s in calibration if not s.defective]
+    calibrating = good[::2] + [s for s in calibration if s.defective]
+    fabric, progress = new_fabric(), Bars()
+    size = SIZES[name]
+    planted = [
+        plant_defect(read_picture(s.image), np.random.default_rng([seed, index]))
+        for index, s in enumerate(good[1::2])
+    ]
+    native = [picture for picture, _ in planted] + [read_picture(s.image) for s in good[1::2]]
+    masks = [mask for _, mask in planted]
+    masks += [np.zeros_like(mask) for mask in masks]
+    folder = states / f"{name}-{seed}"
+    student = None
+    for variant in variants:
+        began = time.monotonic()
+        s = preset(
+            "lite",
+            seed=seed,
+            input_size=size,
+            dual_gp=BASE | {"steps": STEPS, "no_separation": "flag"} | VARIANTS[variant],
+            student={"steps": STEPS},
+            calibration={"pictures": "held_out"},
+        )
+        signs: dict[str, Any] = {}
+        student = student or student_stage(
+            fit, s, manifest.sha256, fabric, folder, lambda record: None, progress
+        )
+        dual = dual_gp_stage(fit, s, manifest.sha256, fabric, None, signs.update, progress)
+        seconds = time.monotonic() - began
+        network = assemble(dual, *student, s)
+        pictures = Pictures(calibrating, size, s.data.white_level)
+        collected = collect_evidence(network, pictures, fabric.device, progress)
+        everyone = collect_evidence(
+            network, Pictures(calibration, size, s.data.white_level), fabric.device, progress
+        )
+        ranking = image_auroc(
+            everyone.evidence.pooled.double().numpy(), everyone.defective.numpy()
+        ).value
+        evidence = [network(to_input(p, size)[None].to(fabric.device)) for p in native]
+        with out.open("a") as file:
+            for weight in WEIGHTS:
+                for tail in ("counting", "pareto"):
+                    file.write(json.dumps({
+                        "dataset": name, "variant": variant, "seed": seed, "weight": weight,
+                        "tail": tail, "input_size": size, "steps": STEPS,
+                        "calibration_image_auroc": ranking,
+                        **localisation(collected, evidence, masks, s, weight, tail),
+                        "separation": round(dual.separation, 4),
+                        **{k: signs.get(k) for k in ("margin_good", "margin_defective",
+                           "variance_normal", "variance_anomaly", "token_cosine")},
+                        "seconds": round(seconds, 1),
+                    }) + "\n")  # fmt: skip
+
+
+def localisation(
+    collected: CalibrationEvidence,
+    evidence: list[Evidence],
+    masks: list[np.ndarray],
+    settings: Any,
+    weight: float,
+    tail: str,
+) -> dict[str, float | None]:
+    chosen = settings.calibration.model_copy(update={"fusion_weight": weight, "tail": tail})
+    calibration = fit_calibration(collected, chosen)
+    maps = [
+        upsample(calibrated(e, calibration, collected.size).anomaly_map, mask.shape)[0].numpy()
+        for e, mask in zip(evidence, masks, strict=True)
+    ]
+    regions = aupro(maps, masks)
+    return {
+        "planted_pixel_auroc": pixel_auroc(maps, masks).value,
+        "planted_aupro_30": regions[0.3].value,
+        "planted_aupro_05": regions[0.05].value,
+    }
+
+
+def table(path: Path) -> str:
+    """Mean over sets and seeds at w = 0.025 with counting, then the grid of w and tail."""
+    keys = ("calibration_image_auroc", "planted_pixel_auroc", "planted_aupro_30",
+            "planted_aupro_05", "margin_good", "margin_defective", "variance_normal",
+            "variance_anomaly", "token_cosine")  # fmt: skip
+    lines = ["| variant | set | seed | w | tail | AUROC-I | AUROC-P | AUPRO@.3 | AUPRO@.05 | "
+             "margin good | margin def. | var N | var A | cosine |", "|" + "---|" * 14]  # fmt: skip
+    grid: dict[Any, list[Any]] = defaultdict(list)
+    for row in read(path):
+        cells = [row[k] for k in keys]
+        text = [
+            "–" if c is None else f"{100 * c:.1f}" if i < 4 else f"{c:.2f}"
+            for i, c in enumerate(cells)
+        ]
+        if row["weight"] == 0.025 and row["tail"] == "counting":
+            lines.append("| " + " | ".join([row["variant"], row["dataset"], str(row["seed"]),
+                         str(row["weight"]), row["tail"], *text]) + " |")  # fmt: skip
+        with suppress(TypeError):
+            grid[row["variant"], row["dataset"], row["weight"], row["tail"]].append(
+                [100 * c for c in cells[1:4]]
+            )
+    lines += ["", "| variant | set | w | tail | AUROC-P | AUPRO@.3 | AUPRO@.05 |", "|---" * 7 + "|"]
+    for key, values in grid.items():
+        means = [f"{v:.1f}" for v in np.mean(values, axis=0)]
+        lines.append("| " + " | ".join([*map(str, key), *means]) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(2)
+    main()

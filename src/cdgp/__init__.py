@@ -1,0 +1,1 @@
+"""Defect detection and localisation learnt from two bins of pictures, good and defective."""

@@ -1,0 +1,162 @@
+"""One safetensors file with everything that prediction needs: weights, calibration, settings.
+
+Metadata (JSON strings): ``format``, ``version``, ``settings``, ``calibration`` (the numbers),
+``decision`` and ``provenance``. Nothing in it can run code. A file that is damaged, foreign or of a
+newer format is refused.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from cdgp.errors import CdgpError, ModelFileError
+from cdgp.files import written_whole
+from cdgp.method.backbone import Encoder
+from cdgp.method.calibration import BranchStatistics, ImageCalibrator, NormalTail
+from cdgp.method.detector import Calibration, Network
+from cdgp.method.gp import DualGP, SparseGP
+from cdgp.method.kernels import kernel_named
+from cdgp.method.student import ReverseStudent
+from cdgp.method.tokens import TokenProjection
+from cdgp.presets import Settings, settings_from_json
+
+FORMAT = "cdgp-model"
+VERSION = 1
+TAIL = "calibration.tail_scores"
+
+
+class Decision(NamedTuple):
+    """The rule behind ``pred_label``: defective when the image score is above the threshold."""
+
+    threshold: float
+    source: str
+    """How the threshold came about, in words."""
+    false_reject_bound: float | None
+    """Bound on the share of good parts rejected, where one was asked for."""
+
+
+class Model(NamedTuple):
+    """The content of a model file."""
+
+    network: Network
+    calibration: Calibration
+    decision: Decision
+    settings: Settings
+    provenance: dict[str, Any]
+
+
+def save(path: Path, model: Model) -> None:
+    """Write a model file whole.
+
+    Raises:
+        OutputError: the place cannot be written.
+    """
+    calibration = model.calibration
+    tail = calibration.tail
+    numbers = {
+        "dominance": calibration.dominance._asdict(),
+        "residual": calibration.residual._asdict(),
+        "tail": {
+            "start": _null(tail.start),
+            "shape": _null(tail.shape),
+            "scale": _null(tail.scale),
+            "floor": tail.floor,
+        },
+        "image": calibration.image._asdict(),
+        "fusion_weight": calibration.fusion_weight,
+        "image_weight": calibration.image_weight,
+    }
+    metadata = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "settings": model.settings.model_dump_json(),
+        "calibration": json.dumps(numbers),
+        "decision": json.dumps(model.decision._asdict()),
+        "provenance": json.dumps(model.provenance),
+    }
+    tensors = {k: v.contiguous().cpu() for k, v in model.network.state_dict().items()}
+    tensors[TAIL] = tail.scores.contiguous().cpu()
+    with written_whole(path) as temporary:
+        save_file({k: v.clone() for k, v in tensors.items()}, temporary, metadata=metadata)
+
+
+def load(path: Path) -> Model:
+    """Read a model file.
+
+    Raises:
+        ModelFileError: no such file, damaged, not ours, or of a newer version.
+    """
+    if not path.is_file():
+        raise ModelFileError(f"{path}: no such model file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelFileError(
+            f"{path}: incomplete or damaged, or not a model file of this tool ({error})"
+        ) from error
+    if metadata.get("format") != FORMAT:
+        raise ModelFileError(f"{path}: not a model file of this tool")
+    if metadata.get("version") != str(VERSION):
+        raise ModelFileError(
+            f"{path}: written in model format {metadata.get('version')}, this cdgp reads format "
+            f"{VERSION}; use the version of cdgp that wrote it, or train again"
+        )
+    try:
+        settings = settings_from_json(metadata["settings"], str(path))
+        calibration = _calibration(json.loads(metadata["calibration"]), tensors.pop(TAIL))
+        decision = Decision(**json.loads(metadata["decision"]))
+        provenance = json.loads(metadata["provenance"])
+        network = _network(settings, tensors)
+    except (KeyError, TypeError, ValueError, RuntimeError, CdgpError) as error:
+        raise ModelFileError(f"{path}: incomplete or damaged model file ({error})") from error
+    return Model(network, calibration, decision, settings, provenance)
+
+
+def _calibration(numbers: dict[str, Any], scores: Tensor) -> Calibration:
+    tail = {k: math.nan if v is None else v for k, v in numbers["tail"].items()}
+    image = numbers["image"] | {"notes": tuple(numbers["image"]["notes"])}
+    return Calibration(
+        BranchStatistics(**numbers["dominance"]),
+        BranchStatistics(**numbers["residual"]),
+        NormalTail(scores, **tail),
+        ImageCalibrator(**image),
+        numbers["fusion_weight"],
+        numbers["image_weight"],
+    )
+
+
+def _network(settings: Settings, tensors: dict[str, Tensor]) -> Network:
+    backbone = settings.backbone
+    encoder, teacher = Encoder(backbone.name), Encoder(backbone.name)
+    kernel = kernel_named(settings.dual_gp.kernel, settings.dual_gp.rbf_sigma)
+    normal, anomaly = (
+        SparseGP(tensors[f"gps.{name}.Z"], kernel, settings.dual_gp.jitter)
+        for name in ("normal", "anomaly")
+    )
+    for name, gp in (("normal", normal), ("anomaly", anomaly)):
+        # The fused head is derived when the network is put together, so the values come first.
+        gp.m.data = tensors[f"gps.{name}.m"]
+        gp.L.data = tensors[f"gps.{name}.L"]
+    network = Network(
+        encoder,
+        TokenProjection(encoder.channels, backbone.token_dim),
+        DualGP(normal, anomaly),
+        teacher,
+        ReverseStudent(teacher.channels, settings.student.widths),
+        settings.calibration.pooling_sharpness,
+        settings.dual_gp.variance_floor,
+        settings.calibration.evidence,
+    )
+    network.load_state_dict(tensors)
+    return network
+
+
+def _null(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,226 @@
+"""Score labelled pictures with a detector: one row a picture, and the metrics over them."""
+
+import csv
+import io
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdgp.data.images import read_mask
+from cdgp.data.manifest import Manifest, Sample
+from cdgp.errors import PictureError
+from cdgp.files import write_text
+from cdgp.inference import Detector, Prediction, Region
+from cdgp.metrics.ranking import Measure, image_auroc, pixel_auroc
+from cdgp.metrics.regions import aupro
+from cdgp.metrics.reliability import expected_calibration_error, overkill_and_escape
+from cdgp.progress import Progress
+
+
+@dataclass(frozen=True)
+class ScoredPicture:
+    """One row of ``scores.csv``."""
+
+    name: str
+    """As the manifest names it."""
+    path: Path
+    split: str | None
+    defective: bool | None
+    """Its label, or None where there is none."""
+    pred_score: float
+    pred_label: bool
+    regions: tuple[Region, ...]
+
+
+OnPrediction = Callable[[ScoredPicture, Prediction], None]
+
+
+class _MapFile:
+    """Maps of many pictures in one temporary file, so that memory does not grow with them."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="cdgp-maps-")
+        self._shapes: list[tuple[int, ...]] = []
+
+    def append(self, anomaly_map: NDArray[np.float32]) -> None:
+        self._file.write(np.ascontiguousarray(anomaly_map, dtype=np.float32).tobytes())
+        self._shapes.append(anomaly_map.shape)
+
+    def maps(self) -> list[NDArray[np.float32]]:
+        self._file.flush()
+        if not self._shapes:
+            return []
+        flat = np.memmap(self._file, dtype=np.float32, mode="r")
+        ends = np.cumsum([h * w for h, w in self._shapes])
+        parts = np.split(flat, ends[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+
+def evaluate(
+    detector: Detector,
+    manifest: Manifest,
+    samples: Sequence[Sample],
+    progress: Progress,
+    on_prediction: OnPrediction = lambda row, prediction: None,
+) -> tuple[list[ScoredPicture], dict[str, Any]]:
+    """Score samples; the masks are read here and nowhere before.
+
+    Pixel metrics take every good picture (all of it unmarked) and every defective picture with a
+    marked mask, at the pictures' own sizes; a defective picture without a mask, or with an empty
+    one, takes part in the image metrics alone, and is listed.
+
+    Args:
+        detector: a trained detector.
+        manifest: that the samples belong to, for their names.
+        samples: pictures with labels and, where there are any, masks.
+        progress: where to tell the progress.
+        on_prediction: called with each row and its prediction, to draw or store it.
+
+    Returns:
+        The rows, and the metrics as ``metrics.json`` holds them.
+
+    Raises:
+        PictureError: a picture or mask that cannot be read.
+    """
+    rows: list[ScoredPicture] = []
+    store, masks, names = _MapFile(), list[NDArray[np.bool_]](), list[str]()
+    notes: dict[str, list[str]] = {
+        "defective_without_mask": [],
+        "defective_with_empty_mask": [],
+        "good_with_marked_mask": [],
+    }
+    with progress.phase("Evaluation", len(samples)) as advance:
+        for sample in samples:
+            prediction = detector.predict(sample.image)
+            name = manifest.name(sample.image)
+            row = ScoredPicture(
+                name,
+                sample.image,
+                sample.split,
+                sample.defective,
+                prediction.pred_score,
+                prediction.pred_label,
+                prediction.regions,
+            )
+            rows.append(row)
+            on_prediction(row, prediction)
+            mask = _true_mask(sample, prediction.anomaly_map.shape, name, notes)
+            if mask is not None:
+                store.append(prediction.anomaly_map)
+                masks.append(mask)
+                names.append(name)
+            advance()
+    metrics = image_metrics(rows, detector) | pixel_metrics(store.maps(), masks, names)
+    metrics["notes"] = {key: values for key, values in notes.items() if values}
+    return rows, metrics
+
+
+def _true_mask(
+    sample: Sample, shape: tuple[int, ...], name: str, notes: dict[str, list[str]]
+) -> NDArray[np.bool_] | None:
+    """(H, W) bool, or None where the picture takes no part in the pixel metrics."""
+    size = (shape[0], shape[1])
+    marked = None if sample.mask is None else read_mask(sample.mask, size)
+    if not sample.defective:
+        if marked is not None and marked.any():
+            notes["good_with_marked_mask"].append(name)
+        return np.broadcast_to(np.False_, size)
+    if marked is None:
+        notes["defective_without_mask"].append(name)
+        return None
+    if not marked.any():
+        notes["defective_with_empty_mask"].append(name)
+        return None
+    return marked
+
+
+def image_metrics(rows: Sequence[ScoredPicture], detector: Detector) -> dict[str, Any]:
+    """Image AUROC, calibration error, and what the decision costs, with the counts."""
+    scores = np.array([row.pred_score for row in rows], dtype=np.float64)
+    labels = np.array([bool(row.defective) for row in rows], dtype=np.bool_)
+    decisions = overkill_and_escape(scores, labels, detector.threshold)
+    return {
+        "good": int((~labels).sum()),
+        "defective": int(labels.sum()),
+        **_told("image_auroc", image_auroc(scores, labels, names=[row.name for row in rows])),
+        **_told("expected_calibration_error", expected_calibration_error(scores, labels)),
+        "threshold": detector.threshold,
+        "threshold_source": detector.model.decision.source,
+        "false_reject_bound": detector.model.decision.false_reject_bound,
+        **_told("overkill", decisions.overkill),
+        **_told("escape", decisions.escape),
+    }
+
+
+def pixel_metrics(
+    maps: Sequence[NDArray[np.float32]],
+    masks: Sequence[NDArray[np.bool_]],
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """Pixel AUROC and AUPRO at 0.3 and 0.05 of maps against masks of the same sizes."""
+    regions = aupro(maps, masks, limits=(0.3, 0.05), names=names)
+    return {
+        "pictures_with_pixels": len(maps),
+        "metric_size": "native",
+        **_told("pixel_auroc", pixel_auroc(maps, masks, names=names)),
+        **_told("pixel_aupro_30", regions[0.3]),
+        **_told("pixel_aupro_05", regions[0.05]),
+    }
+
+
+def _told(name: str, measure: Measure) -> dict[str, Any]:
+    """A metric, and the reason where it is undefined."""
+    told: dict[str, Any] = {name: measure.value}
+    if measure.value is None:
+        told[f"{name}_reason"] = measure.reason
+    return told
+
+
+def write_scores(path: Path, rows: Sequence[ScoredPicture]) -> None:
+    """``scores.csv``: image, split, label, pred_score, pred_label, regions (JSON)."""
+    text = io.StringIO(newline="")
+    table = csv.writer(text)
+    table.writerow(["image", "split", "label", "pred_score", "pred_label", "regions"])
+    words = {True: "defective", False: "good", None: ""}
+    for row in rows:
+        table.writerow([
+            row.name.encode("utf-8", "backslashreplace").decode(),
+            row.split or "",
+            words[row.defective],
+            f"{row.pred_score:.6g}",
+            words[row.pred_label],
+            json.dumps([asdict(region) for region in row.regions]),
+        ])  # fmt: skip
+    write_text(path, text.getvalue())
+
+
+def predict_rows(
+    detector: Detector,
+    paths: Sequence[tuple[str, Path]],
+    progress: Progress,
+    on_prediction: OnPrediction,
+) -> tuple[list[ScoredPicture], list[PictureError]]:
+    """Score unlabelled pictures, (name, path) each; those that cannot be read are returned."""
+    rows: list[ScoredPicture] = []
+    bad: list[PictureError] = []
+    with progress.phase("Prediction", len(paths)) as advance:
+        for name, path in paths:
+            try:
+                prediction = detector.predict(path)
+            except PictureError as error:
+                bad.append(error)
+            else:
+                row = ScoredPicture(
+                    name, path, None, None,
+                    prediction.pred_score, prediction.pred_label, prediction.regions,
+                )  # fmt: skip
+                rows.append(row)
+                on_prediction(row, prediction)
+            advance()
+    return rows, bad

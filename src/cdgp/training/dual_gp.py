@@ -1,0 +1,265 @@
+"""First stage: encoder, projections and inducing values from image labels (Section 3.4)."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+from torchvision.transforms import v2
+
+from cdgp.errors import NoSeparationError
+from cdgp.method.backbone import Encoder
+from cdgp.method.gp import DualGP, SparseGP
+from cdgp.method.inducing import inducing_sets
+from cdgp.method.kernels import kernel_named
+from cdgp.method.losses import (
+    attraction_loss,
+    bag_margin,
+    compactness_loss,
+    log_mean_exp,
+    mil_loss,
+    normalised_evidence,
+)
+from cdgp.method.tokens import TokenProjection
+from cdgp.metrics.ranking import image_auroc
+from cdgp.presets import DualGPSettings, Settings
+from cdgp.progress import Progress
+from cdgp.training.loop import read_state, run_stage
+from cdgp.training.pictures import Pictures, evenly, seeded, shuffled_stream
+
+SEPARATION_PICTURES = 64
+"""The check for separation looks at so many pictures of each label at most."""
+LEAST_SEPARATION = 0.7
+"""AUROC of the pooled margin over training pictures below which there is no usable model."""
+
+
+class TrainedDualGP(NamedTuple):
+    """What the first stage leaves."""
+
+    encoder: Encoder
+    projection: TokenProjection
+    gps: DualGP
+    separation: float
+    """AUROC of the pooled mean margin over training pictures."""
+
+
+class DualGPTraining(nn.Module):
+    """Encoder, projections and Gaussian processes; called with a batch, returns the loss."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        projection: TokenProjection,
+        gps: DualGP,
+        settings: DualGPSettings,
+        sharpness: float,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.projection = projection
+        self.gps = gps
+        self.settings = settings
+        self.sharpness = sharpness
+
+    def forward(self, images: Tensor, defective: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of Eq. 13 and the signs of health, of pictures (B, 3, H, W) and labels (B,) bool."""
+        s = self.settings
+        self.encoder.train_trunk(s.batch_norm)
+        images = images.contiguous(memory_format=torch.channels_last)
+        tokens = self.projection(self.encoder(self.encoder.normalise(images))).flatten(1, 2)
+        B, N, D = tokens.shape
+        flat = tokens.reshape(B * N, D)
+        normal, anomaly = self.gps.normal(flat), self.gps.anomaly(flat)
+        margins = (anomaly.mean - normal.mean).view(B, N)
+        bags = bag_margin(margins, s.mil_pooling, self.sharpness)
+        evidence_N, evidence_A = (
+            normalised_evidence(m, s.epsilon, s.variance_floor, s.sigma_gradient).view(B, N)
+            for m in (normal, anomaly)
+        )
+        mil = mil_loss(bags, defective, s.margin)
+        compact = compactness_loss(evidence_N[~defective])
+        attract = attraction_loss(evidence_A[defective], margins[defective], s.epsilon)
+        a, b, c = s.loss_weights
+        with torch.no_grad():
+            signs = {"mil": mil, "compact": compact, "attract": attract}
+            largest = margins.amax(1)
+            for name, chosen in (("good", ~defective), ("defective", defective)):
+                if bool(chosen.any()):
+                    signs[f"margin_{name}"] = largest[chosen].mean()
+            signs["variance_normal"] = normal.variance.mean()
+            signs["variance_anomaly"] = anomaly.variance.mean()
+            # Mean cosine over all pairs of tokens: the squared length of the mean token.
+            signs["token_cosine"] = flat.mean(0).square().sum()
+        return a * mil + b * compact + c * attract, {k: v.detach() for k, v in signs.items()}
+
+
+def train_dual_gp(
+    pictures: Pictures,
+    encoder: Encoder,
+    settings: Settings,
+    fabric: Fabric,
+    fingerprint: str,
+    state: Path | None,
+    log: Callable[[Mapping[str, Any]], None],
+    progress: Progress,
+) -> TrainedDualGP:
+    """Train the Dual GP on weakly labelled pictures, starting from a pretrained encoder.
+
+    Args:
+        pictures: the fit pictures, or fit and calibration pictures.
+        encoder: pretrained; trained in place.
+        settings: of the run.
+        fabric: device and backward pass.
+        fingerprint: names settings and data; a state with another one is not used.
+        state: file that holds the stage's progress, or None.
+        log: takes records.
+        progress: where to tell the progress.
+
+    Raises:
+        NoSeparationError: the two labels do not separate and the settings say to stop then.
+        TrainingError: see ``run_stage`` and ``farthest_points``.
+    """
+    s = settings.dual_gp
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeded(settings.seed, "projection").initial_seed())
+        projection = TokenProjection(encoder.channels, settings.backbone.token_dim)
+    encoder.freeze_stem()
+    encoder.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    projection.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    found = read_state(state, fingerprint) if state else None
+    if found is None:
+        Zn, Za = select_inducing(pictures, encoder, projection, settings, fabric, progress)
+    else:
+        Zn, Za = (found[1][f"module.gps.{name}.Z"] for name in ("normal", "anomaly"))
+    gps = new_pair(Zn, Za, s).to(fabric.device)
+    training = DualGPTraining(
+        encoder, projection, gps, s, settings.calibration.pooling_sharpness
+    )
+    inducing = list(gps.parameters())
+    base = [p for p in (*encoder.parameters(), *projection.parameters()) if p.requires_grad]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": base, "lr": s.learning_rate, "weight_decay": s.weight_decay},
+            {"params": inducing, "lr": s.inducing_learning_rate, "weight_decay": 0.0},
+        ]
+    )
+
+    def batch(step: int) -> tuple[Tensor, Tensor]:
+        chosen = batch_indices(pictures, s.sampler, s.batch_size, step, settings.seed)
+        images = jittered(pictures.batch(chosen), s.colour_jitter, settings.seed, step)
+        return images, pictures.defective[chosen]
+
+    run_stage("Dual GP", fabric, training, optimizer, s.steps, s.final_learning_rate, batch,
+              fingerprint, state, log, progress)  # fmt: skip
+    training.eval()
+    separation = separation_of(pictures, training, fabric)
+    log({"stage": "Dual GP", "separation": round(separation, 4)})
+    if separation < LEAST_SEPARATION and s.no_separation == "stop":
+        raise NoSeparationError(no_separation_message(separation))
+    return TrainedDualGP(encoder, projection, gps, separation)
+
+
+def new_pair(Zn: Tensor, Za: Tensor, s: DualGPSettings) -> DualGP:
+    """An untrained pair over two inducing sets."""
+    kernel = kernel_named(s.kernel, s.rbf_sigma)
+    normal, anomaly = (
+        SparseGP(Z, kernel, s.jitter, s.initial_mean, s.initial_scale) for Z in (Zn, Za)
+    )
+    return DualGP(normal, anomaly)
+
+
+def select_inducing(
+    pictures: Pictures,
+    encoder: Encoder,
+    projection: TokenProjection,
+    settings: Settings,
+    fabric: Fabric,
+    progress: Progress,
+) -> tuple[Tensor, Tensor]:
+    """Z_N and Z_A from the tokens of the untrained network.
+
+    At most ``inducing.tokens_per_class`` tokens of a class are held. Every picture gives the same
+    number, at positions drawn by seed and picture; where there are more pictures than tokens to
+    hold, evenly spaced pictures give one each.
+    """
+    s = settings.inducing
+    encoder.eval()
+    chosen = {label: evenly(pictures.indices(label), s.tokens_per_class) for label in (False, True)}
+    tokens: dict[bool, list[Tensor]] = {False: [], True: []}
+    total = sum(len(indices) for indices in chosen.values())
+    with torch.inference_mode(), progress.phase("Inducing tokens", total) as advance:
+        for label, indices in chosen.items():
+            each = max(1, s.tokens_per_class // max(1, len(indices)))
+            for index in indices:
+                image = pictures.input(index)[None].to(fabric.device)
+                image = image.contiguous(memory_format=torch.channels_last)
+                grid = projection(encoder(encoder.normalise(image))).flatten(0, 2)
+                order = torch.randperm(
+                    len(grid), generator=seeded(settings.seed, "tokens", label, index)
+                )
+                tokens[label].append(grid[order[:each].sort().values].cpu())
+                advance()
+    Zn, Za = inducing_sets(
+        torch.cat(tokens[False]), torch.cat(tokens[True]), s.normal, s.anomaly, s.hard_fraction
+    )
+    return Zn.clone(), Za.clone()
+
+
+def batch_indices(
+    pictures: Pictures, sampler: str, size: int, step: int, seed: int
+) -> list[int]:
+    """Positions of the pictures of one step."""
+    if sampler == "random":
+        everything = list(range(len(pictures)))
+        return shuffled_stream(everything, step * size, size, seed, "all")
+    defective = size // 2
+    good = size - defective
+    return shuffled_stream(
+        pictures.indices(True), step * defective, defective, seed, "defective"
+    ) + shuffled_stream(pictures.indices(False), step * good, good, seed, "good")
+
+
+def jittered(
+    images: Tensor, strengths: tuple[float, float, float, float], seed: int, step: int
+) -> Tensor:
+    """Colour jitter (brightness, contrast, saturation, hue), drawn per picture."""
+    jitter = v2.ColorJitter(*strengths)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeded(seed, "jitter", step).initial_seed())
+        return torch.stack([jitter(image) for image in images])
+
+
+@torch.inference_mode()
+def separation_of(pictures: Pictures, training: DualGPTraining, fabric: Fabric) -> float:
+    """AUROC of the pooled mean margin over evenly chosen training pictures, network as trained."""
+    chosen = [
+        index
+        for label in (False, True)
+        for index in evenly(pictures.indices(label), SEPARATION_PICTURES)
+    ]
+    pooled = []
+    for index in chosen:
+        image = pictures.input(index)[None].to(fabric.device)
+        image = image.contiguous(memory_format=torch.channels_last)
+        encoder = training.encoder
+        flat = training.projection(encoder(encoder.normalise(image))).flatten(0, 2)
+        pooled.append(float(log_mean_exp(training.gps.mean_margin(flat), training.sharpness)))
+    finite = np.nan_to_num(np.array(pooled), nan=0.0)
+    return image_auroc(finite, pictures.defective[chosen].numpy()).value or 0.0
+
+
+def no_separation_message(separation: float) -> str:
+    """What to tell and what to try when the two bins do not separate."""
+    return (
+        f"good and defective pictures do not separate: AUROC {separation:.2f} on the training "
+        f"pictures themselves, at least {LEAST_SEPARATION} is needed, so no model was written. "
+        "Try, in this order: (a) look whether the bins are sorted rightly; (b) a larger "
+        "--input-size, so that the defects stay visible; (c) more defective pictures; (d) more "
+        "steps: --set dual_gp.steps=800; (e) the defaults of --preset lite for "
+        "dual_gp.sigma_gradient (false), dual_gp.batch_norm (train) and dual_gp.mil_pooling "
+        "(logsumexp). log.jsonl holds the signs: margin_good and margin_defective should part, "
+        "variance_* should stay above 0.1"
+    )

@@ -1,0 +1,98 @@
+"""The two trained stages from settings and samples, each resumable under its own fingerprint."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_fabric import Fabric
+
+from cdgp.data.manifest import WeakSample
+from cdgp.method.backbone import Encoder, load_weights
+from cdgp.method.detector import Network
+from cdgp.method.student import ReverseStudent
+from cdgp.presets import Settings
+from cdgp.progress import Progress
+from cdgp.training.dual_gp import TrainedDualGP, train_dual_gp
+from cdgp.training.pictures import Pictures
+from cdgp.training.student import train_student
+
+Log = Callable[[Mapping[str, Any]], None]
+
+
+def fingerprint(settings: Settings, manifest_sha256: str, stage: str) -> str:
+    """Digest of everything that a stage's result depends on; ``stage`` is dual_gp or student."""
+    used = settings.model_dump(mode="json")
+    parts: dict[str, Any] = {
+        key: used[key] for key in ("seed", "input_size", "data", "backbone", stage)
+    }
+    if stage == "dual_gp":
+        parts |= {
+            "inducing": used["inducing"],
+            "pictures": used["calibration"]["pictures"],
+            "pooling_sharpness": used["calibration"]["pooling_sharpness"],
+        }
+        parts["dual_gp"] = {k: v for k, v in used["dual_gp"].items() if k != "no_separation"}
+    text = json.dumps([stage, manifest_sha256, parts], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def pretrained(settings: Settings) -> Encoder:
+    """A fresh encoder with the pretrained weights that the settings name."""
+    encoder = Encoder(settings.backbone.name)
+    load_weights(encoder, settings.backbone.name, settings.backbone.weights)
+    return encoder
+
+
+def dual_gp_stage(
+    samples: Sequence[WeakSample],
+    settings: Settings,
+    manifest_sha256: str,
+    fabric: Fabric,
+    states: Path | None,
+    log: Log,
+    progress: Progress,
+) -> TrainedDualGP:
+    """Train the Dual GP, or take it from ``states`` where it has been trained."""
+    mark = fingerprint(settings, manifest_sha256, "dual_gp")
+    pictures = Pictures(samples, settings.input_size, settings.data.white_level)
+    state = states / "dual_gp.safetensors" if states else None
+    return train_dual_gp(
+        pictures, pretrained(settings), settings, fabric, mark, state, log, progress
+    )
+
+
+def student_stage(
+    samples: Sequence[WeakSample],
+    settings: Settings,
+    manifest_sha256: str,
+    fabric: Fabric,
+    states: Path | None,
+    log: Log,
+    progress: Progress,
+) -> tuple[Encoder, ReverseStudent]:
+    """The frozen teacher, and the student trained on the good ones of the samples."""
+    mark = fingerprint(settings, manifest_sha256, "student")
+    good = [sample for sample in samples if not sample.defective]
+    pictures = Pictures(good, settings.input_size, settings.data.white_level)
+    state = states / "student.safetensors" if states else None
+    teacher = pretrained(settings)
+    student = train_student(pictures, teacher, settings, fabric, mark, state, log, progress)
+    return teacher, student
+
+
+def assemble(
+    dual: TrainedDualGP, teacher: Encoder, student: ReverseStudent, settings: Settings
+) -> Network:
+    """Both trained branches as the inference network."""
+    return Network(
+        dual.encoder,
+        dual.projection,
+        dual.gps,
+        teacher,
+        student,
+        settings.calibration.pooling_sharpness,
+        settings.dual_gp.variance_floor,
+        settings.calibration.evidence,
+    )

@@ -41,11 +41,11 @@ class ScoredPicture:
 OnPrediction = Callable[[ScoredPicture, Prediction], None]
 
 
-class _MapFile:
+class MapFile:
     """Maps of many pictures in one temporary file, so that memory does not grow with them."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="cdgp-maps-")
+        self._file = tempfile.TemporaryFile(prefix="cdgp-maps-")  # noqa: SIM115
         self._shapes: list[tuple[int, ...]] = []
 
     def append(self, anomaly_map: NDArray[np.float32]) -> None:
@@ -89,7 +89,7 @@ def evaluate(
         PictureError: a picture or mask that cannot be read.
     """
     rows: list[ScoredPicture] = []
-    store, masks, names = _MapFile(), list[NDArray[np.bool_]](), list[str]()
+    store, masks, names = MapFile(), list[NDArray[np.bool_]](), list[str]()
     notes: dict[str, list[str]] = {
         "defective_without_mask": [],
         "defective_with_empty_mask": [],
@@ -110,7 +110,7 @@ def evaluate(
             )
             rows.append(row)
             on_prediction(row, prediction)
-            mask = _true_mask(sample, prediction.anomaly_map.shape, name, notes)
+            mask = true_mask(sample, prediction.anomaly_map.shape, name, notes)
             if mask is not None:
                 store.append(prediction.anomaly_map)
                 masks.append(mask)
@@ -121,7 +121,7 @@ def evaluate(
     return rows, metrics
 
 
-def _true_mask(
+def true_mask(
     sample: Sample, shape: tuple[int, ...], name: str, notes: dict[str, list[str]]
 ) -> NDArray[np.bool_] | None:
     """(H, W) bool, or None where the picture takes no part in the pixel metrics."""

@@ -20,7 +20,9 @@ def written_whole(path: Path) -> Iterator[Path]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent)
+        handle, name = tempfile.mkstemp(
+            prefix=f".{path.name}.", suffix=path.suffix, dir=path.parent
+        )
         os.close(handle)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror}") from error

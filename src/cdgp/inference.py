@@ -23,7 +23,7 @@ MAX_REGIONS = 100
 
 @dataclass(frozen=True)
 class Region:
-    """A connected part of the picture whose pixels are rarer than the region level on good parts."""
+    """A connected part of the picture that is rarer than the region level on good parts."""
 
     x: int
     """Left edge of its box, in pixels of the picture."""
@@ -149,7 +149,8 @@ def as_picture(array: NDArray[Any], white_level: int) -> NDArray[np.float32]:
     """An array as HWC float32 RGB in [0, 1].
 
     Args:
-        array: (H, W) grey or (H, W, 3) RGB; uint8, uint16 up to the white level, or float in [0, 1].
+        array: (H, W) grey or (H, W, 3) RGB, uint8, uint16 up to the white level, or float in
+            [0, 1].
         white_level: the value that means white in uint16.
 
     Raises:

@@ -60,7 +60,7 @@ class InducingSettings(_Section):
     anomaly: Count = 16
     hard_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
     tokens_per_class: Count = 20_000
-    """At most so many tokens of a class are held while sampling, spread evenly over its pictures."""
+    """At most so many tokens of a class are held while sampling, the same number a picture."""
 
 
 class DualGPSettings(_Section):
@@ -183,10 +183,7 @@ class Settings(_Section):
                     f"input_size {self.input_size[0]}x{self.input_size[1]}: each side must be "
                     "a multiple of 16 and at least 64"
                 )
-        if (
-            self.decision.max_false_rejects is not None
-            and self.calibration.pictures != "held_out"
-        ):
+        if self.decision.max_false_rejects is not None and self.calibration.pictures != "held_out":
             raise ValueError(
                 "decision.max_false_rejects needs calibration.pictures = 'held_out': a bound on "
                 "false rejects holds only for good pictures that no stage has trained on"
@@ -242,7 +239,7 @@ def settings(preset: PresetName = "lite", **changes: Any) -> Settings:
         raise SettingsError(
             f"preset {preset!r} does not exist; there are: {', '.join(sorted(PRESETS))}"
         )
-    return _validate(_merge(PRESETS[preset], changes), "settings")
+    return _validate(merged(PRESETS[preset], changes), "settings")
 
 
 def read_settings(path: Path, **changes: Any) -> Settings:
@@ -268,7 +265,7 @@ def read_settings(path: Path, **changes: Any) -> Settings:
         raise SettingsError(
             f"{path}: preset {preset!r} does not exist; there are: {', '.join(sorted(PRESETS))}"
         )
-    return _validate(_merge(_merge(PRESETS[preset], values), changes), str(path))
+    return _validate(merged(merged(PRESETS[preset], values), changes), str(path))
 
 
 def settings_from_json(text: str, source: str) -> Settings:
@@ -286,16 +283,16 @@ def nearest(name: str, names: list[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 
 
-def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings, the later value winning."""
+    result = dict(base)
     for key, value in changes.items():
-        section = merged.get(key)
-        merged[key] = (
-            _merge(section, value)
-            if isinstance(section, Mapping) and isinstance(value, Mapping)
-            else value
-        )
-    return merged
+        section = result.get(key)
+        if isinstance(section, Mapping) and isinstance(value, Mapping):
+            result[key] = merged(section, value)
+        else:
+            result[key] = value
+    return result
 
 
 def _validate(values: Mapping[str, Any], source: str) -> Settings:

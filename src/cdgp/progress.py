@@ -27,14 +27,19 @@ class Quiet:
 
 
 class Bars:
-    """One bar a phase on standard error, with the time left; a line a phase where it is no terminal."""
+    """A bar a phase on standard error, with the time left; a line where it is no terminal."""
 
     @contextmanager
     def phase(self, name: str, total: int, done: int = 0) -> Iterator[Advance]:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
         from rich.progress import Progress as RichProgress
-        from rich.progress import TimeRemainingColumn
 
         console = Console(stderr=True)
         bar = RichProgress(
@@ -54,6 +59,9 @@ class Bars:
             task = bar.add_task(name, total=total, completed=done, note="")
 
             def advance(note: str = "") -> None:
-                bar.update(task, advance=1, **({"note": note} if note else {}))
+                if note:
+                    bar.update(task, advance=1, note=note)
+                else:
+                    bar.update(task, advance=1)
 
             yield advance

@@ -57,7 +57,7 @@ def load(data: Path, good: str = "good", defective: str = "defective") -> Manife
     for name, option, label in ((good, "good", False), (defective, "defective", True)):
         if not (root / name).is_dir():
             raise DataError(_missing_folder(data, root, name, option))
-        pictures = _pictures(root / name)
+        pictures = pictures_in(root / name)
         if not pictures:
             raise DataError(
                 f"{root / name}: holds no pictures; put files ending in "
@@ -81,7 +81,7 @@ def _is_junk_folder(name: str) -> bool:
     return name.startswith((".", "@")) or name == "__MACOSX"
 
 
-def _pictures(folder: Path) -> list[Path]:
+def pictures_in(folder: Path) -> list[Path]:
     """All pictures under `folder`, sorted."""
 
     def refuse(error: OSError) -> None:
@@ -113,7 +113,7 @@ def _pair(folder: Path, pictures: list[Path], mask_folder: Path) -> dict[Path, P
     if not mask_folder.is_dir():
         return {}
     by_stem: dict[str, list[Path]] = defaultdict(list)
-    for mask in _pictures(mask_folder):
+    for mask in pictures_in(mask_folder):
         by_stem[_stem(mask, mask_folder)].append(mask)
     pairs: dict[Path, Path] = {}
     owners: dict[Path, Path] = {}

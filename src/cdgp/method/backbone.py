@@ -1,10 +1,11 @@
-"""Pictures to feature pyramids: a timm backbone at strides 4, 8 and 16, and where weights come from."""
+"""Pictures to feature pyramids: a timm backbone at strides 4, 8 and 16, and its weights."""
 
 import hashlib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -36,19 +37,21 @@ class Encoder(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
         try:
-            self.trunk = timm.create_model(
+            trunk = timm.create_model(
                 name, pretrained=False, features_only=True, out_indices=(1, 2, 3)
             )
         except (RuntimeError, IndexError, AssertionError) as error:
             raise SettingsError(
                 f"backbone.name = {name!r}: timm cannot build it with three stages: {error}"
             ) from error
-        strides = tuple(self.trunk.feature_info.reduction())
+        info: Any = trunk.feature_info
+        strides = tuple(info.reduction())
         if strides != STRIDES:
             raise SettingsError(
                 f"backbone.name = {name!r}: its stages have strides {strides}, needed: {STRIDES}"
             )
-        self.channels: tuple[int, ...] = tuple(self.trunk.feature_info.channels())
+        self.trunk: nn.Module = trunk
+        self.channels: tuple[int, ...] = tuple(info.channels())
         config = timm.models.get_pretrained_cfg(name)
         mean = (0.485, 0.456, 0.406) if config is None else config.mean
         std = (0.229, 0.224, 0.225) if config is None else config.std
@@ -75,7 +78,7 @@ class Encoder(nn.Module):
             module.requires_grad_(False)
 
     def train_trunk(self, batch_norm: str) -> None:
-        """Training mode for the stages; the stem, and frozen batch norms, stay in evaluation mode."""
+        """Training mode for the stages; the stem and frozen batch norms stay in evaluation mode."""
         self.train()
         for module in self.stem():
             module.eval()
@@ -137,8 +140,9 @@ def bundled_state_of_full_model() -> dict[str, Tensor]:
     pairs = list(zip(expected.items(), shipped.values(), strict=True))
     for (key, ours), theirs in pairs:
         if ours.shape != theirs.shape:
-            raise WeightsError(f"{path}: {key} has shape {tuple(theirs.shape)}, "
-                               f"expected {tuple(ours.shape)}")
+            raise WeightsError(
+                f"{path}: {key} has shape {tuple(theirs.shape)}, expected {tuple(ours.shape)}"
+            )
     return {key: theirs for (key, _), theirs in pairs}
 
 
@@ -154,8 +158,8 @@ def _bundled_state(name: str) -> dict[str, Tensor]:
 def _hub_state(name: str) -> dict[str, Tensor]:
     config = timm.models.get_pretrained_cfg(name)
     others = (
-        f"Two other ways: --weights PATH with the model.safetensors of {name}, copied from a machine "
-        "that has it; or --preset lite, whose weights come with the installation"
+        f"Two other ways: --weights PATH with the model.safetensors of {name}, copied from a "
+        "machine that has it; or --preset lite, whose weights come with the installation"
     )
     if config is None or not config.hf_hub_id:
         raise WeightsError(f"the hub has no weights for {name}. {others}")
@@ -196,4 +200,6 @@ def _file_state(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise WeightsError(f"--weights {path}: damaged or not a safetensors file: {error}") from error
+        raise WeightsError(
+            f"--weights {path}: damaged or not a safetensors file: {error}"
+        ) from error

@@ -45,7 +45,7 @@ class NormalTail(NamedTuple):
 
 
 class ImageCalibrator(NamedTuple):
-    """Logistic map from pooled dominance to probability: sigmoid(slope * (a - centre) / scale + intercept)."""
+    """Pooled dominance to probability: sigmoid(slope * (a - centre) / scale + intercept)."""
 
     centre: float
     scale: float

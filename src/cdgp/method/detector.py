@@ -111,7 +111,8 @@ class Network(nn.Module):
             evidence = self.gps.mean_margin(flat)
         else:
             evidence = self.gps.dominance(flat, self.floor)
-        return evidence.view(tokens.shape[:3])
+        grid: Tensor = evidence.view(tokens.shape[:3])
+        return grid
 
     def residual(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) RGB in [0, 1] to the residual map (B, H/4, W/4)."""

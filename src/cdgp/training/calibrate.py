@@ -1,4 +1,4 @@
-"""Third stage: evidence of the calibration pictures, and every number fitted on it (Section 3.6)."""
+"""Third stage: evidence of the calibration pictures, and what is fitted on it (Section 3.6)."""
 
 from typing import NamedTuple
 

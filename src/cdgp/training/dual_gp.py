@@ -123,9 +123,7 @@ def train_dual_gp(
         TrainingError: see ``run_stage`` and ``farthest_points``.
     """
     s = settings.dual_gp
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeded(settings.seed, "projection").initial_seed())
-        projection = TokenProjection(encoder.channels, settings.backbone.token_dim)
+    projection = new_projection(encoder, settings)
     encoder.freeze_stem()
     encoder.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     projection.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -135,9 +133,7 @@ def train_dual_gp(
     else:
         Zn, Za = (found[1][f"module.gps.{name}.Z"] for name in ("normal", "anomaly"))
     gps = new_pair(Zn, Za, s).to(fabric.device)
-    training = DualGPTraining(
-        encoder, projection, gps, s, settings.calibration.pooling_sharpness
-    )
+    training = DualGPTraining(encoder, projection, gps, s, settings.calibration.pooling_sharpness)
     inducing = list(gps.parameters())
     base = [p for p in (*encoder.parameters(), *projection.parameters()) if p.requires_grad]
     optimizer = torch.optim.AdamW(
@@ -148,9 +144,7 @@ def train_dual_gp(
     )
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
-        chosen = batch_indices(pictures, s.sampler, s.batch_size, step, settings.seed)
-        images = jittered(pictures.batch(chosen), s.colour_jitter, settings.seed, step)
-        return images, pictures.defective[chosen]
+        return weak_batch(pictures, settings, step)
 
     run_stage("Dual GP", fabric, training, optimizer, s.steps, s.final_learning_rate, batch,
               fingerprint, state, log, progress)  # fmt: skip
@@ -160,6 +154,21 @@ def train_dual_gp(
     if separation < LEAST_SEPARATION and s.no_separation == "stop":
         raise NoSeparationError(no_separation_message(separation))
     return TrainedDualGP(encoder, projection, gps, separation)
+
+
+def new_projection(encoder: Encoder, settings: Settings) -> TokenProjection:
+    """Untrained token projections, a function of the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeded(settings.seed, "projection").initial_seed())
+        return TokenProjection(encoder.channels, settings.backbone.token_dim)
+
+
+def weak_batch(pictures: Pictures, settings: Settings, step: int) -> tuple[Tensor, Tensor]:
+    """Jittered pictures (B, 3, H, W) and labels (B,) bool of one step."""
+    s = settings.dual_gp
+    chosen = batch_indices(pictures, s.sampler, s.batch_size, step, settings.seed)
+    images = jittered(pictures.batch(chosen), s.colour_jitter, settings.seed, step)
+    return images, pictures.defective[chosen]
 
 
 def new_pair(Zn: Tensor, Za: Tensor, s: DualGPSettings) -> DualGP:
@@ -208,9 +217,7 @@ def select_inducing(
     return Zn.clone(), Za.clone()
 
 
-def batch_indices(
-    pictures: Pictures, sampler: str, size: int, step: int, seed: int
-) -> list[int]:
+def batch_indices(pictures: Pictures, sampler: str, size: int, step: int, seed: int) -> list[int]:
     """Positions of the pictures of one step."""
     if sampler == "random":
         everything = list(range(len(pictures)))

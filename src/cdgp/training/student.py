@@ -19,7 +19,9 @@ from cdgp.training.pictures import Pictures, seeded, shuffled_stream
 class StudentTraining(nn.Module):
     """The student behind its frozen teacher; called with a batch, returns the loss."""
 
-    def __init__(self, teacher: Encoder, student: ReverseStudent, settings: StudentSettings) -> None:
+    def __init__(
+        self, teacher: Encoder, student: ReverseStudent, settings: StudentSettings
+    ) -> None:
         super().__init__()
         self._teacher = [teacher]  # in a list: the teacher is no part of the trained state
         self.student = student
@@ -35,9 +37,7 @@ class StudentTraining(nn.Module):
         sizes = [(f.shape[-2], f.shape[-1]) for f in target]
         rebuilt = self.student(coarse, sizes)
         s = self.settings
-        loss = reconstruction_loss(
-            target, rebuilt, s.hard_fraction, s.hard_weight, s.smooth_weight
-        )
+        loss = reconstruction_loss(target, rebuilt, s.hard_fraction, s.hard_weight, s.smooth_weight)
         with torch.no_grad():
             means = [r.mean() for r in residuals(target, rebuilt)]
         return loss, {f"residual_{i + 1}": value for i, value in enumerate(means)}
@@ -72,7 +72,7 @@ def train_student(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeded(settings.seed, "student").initial_seed())
         student = ReverseStudent(teacher.channels, s.widths)
-    student.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    student.to(memory_format=torch.channels_last)
     training = StudentTraining(teacher, student, s)
     optimizer = torch.optim.AdamW(
         student.parameters(), lr=s.learning_rate, weight_decay=s.weight_decay

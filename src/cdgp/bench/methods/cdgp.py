@@ -1,0 +1,85 @@
+"""CDGP itself; which reading of the paper it is lies in the settings."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cdgp.bench.methods import Fitted, Scored
+from cdgp.data.images import to_input
+from cdgp.data.manifest import Manifest
+from cdgp.method.calibration import upsample
+from cdgp.method.detector import calibrated
+from cdgp.presets import Settings
+from cdgp.progress import Progress
+from cdgp.training.calibrate import collect_evidence, fit_calibration
+from cdgp.training.loop import new_fabric
+from cdgp.training.pictures import Pictures
+from cdgp.training.stages import assemble, dual_gp_stage, fingerprint, student_stage
+
+
+def fit(manifest: Manifest, settings: Settings, states: Path, progress: Progress) -> Fitted:
+    """Both stages and the calibration; stages that other settings share are trained once."""
+    fabric = new_fabric()
+    sha = manifest.sha256
+    held_out = settings.calibration.pictures == "held_out"
+    signs: dict[str, Any] = {}
+    folders = {
+        stage: states / f"{stage}-{fingerprint(settings, sha, stage)[:16]}"
+        for stage in ("dual_gp", "student")
+    }
+    began = time.monotonic()
+    dual = dual_gp_stage(
+        manifest.weak("fit" if held_out else "train"),
+        settings, sha, fabric, folders["dual_gp"], signs.update, progress,
+    )  # fmt: skip
+    dual_seconds = _total_seconds(folders["dual_gp"], time.monotonic() - began)
+    began = time.monotonic()
+    teacher, student = student_stage(
+        manifest.weak("fit"), settings, sha, fabric, folders["student"], lambda r: None, progress
+    )
+    student_seconds = _total_seconds(folders["student"], time.monotonic() - began)
+    network = assemble(dual, teacher, student, settings).to(fabric.device)
+    size = settings.input_size
+    pictures = Pictures(manifest.weak("calibration"), size, settings.data.white_level)
+    collected = collect_evidence(network, pictures, fabric.device, progress)
+    calibration = fit_calibration(collected, settings.calibration)
+
+    @torch.inference_mode()
+    def score(picture: NDArray[np.float32]) -> Scored:
+        native = (picture.shape[0], picture.shape[1])
+        evidence = network(to_input(picture, size)[None].to(fabric.device))
+        evidence = type(evidence)(*(part.float().cpu() for part in evidence))
+        scores = calibrated(evidence, calibration, size)
+        return Scored(
+            upsample(scores.anomaly_map, native)[0].numpy(),
+            float(torch.sigmoid(scores.logit.double())[0]),
+            {
+                "residual": upsample(evidence.residual, native)[0].numpy(),
+                "dominance": upsample(evidence.dominance, native)[0].numpy(),
+                "surprisal": upsample(scores.surprisal, native)[0].numpy(),
+            },
+        )
+
+    facts = {
+        "separated": dual.separation >= 0.7,
+        "separation": round(dual.separation, 4),
+        "slope": round(calibration.image.slope, 4),
+        "intercept": round(calibration.image.intercept, 4),
+        "signs": {k: v for k, v in signs.items() if k not in ("stage", "separation")},
+    }
+    return Fitted(score, dual_seconds + student_seconds, facts)
+
+
+def _total_seconds(folder: Path, seconds: float) -> float:
+    """Training time of a stage, kept beside its state, since a trained stage only loads."""
+    path = folder / "seconds.json"
+    if path.is_file():
+        seconds = max(seconds, float(json.loads(path.read_text())))
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(seconds))
+    return seconds

@@ -1,0 +1,188 @@
+"""What the commands share: settings from options, errors to messages, results to files."""
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
+
+import typer
+from rich.console import Console
+
+from cdgp.errors import CdgpError, SettingsError
+
+if TYPE_CHECKING:
+    from cdgp.evaluation import OnPrediction, ScoredPicture
+    from cdgp.inference import Detector, Prediction
+    from cdgp.presets import PresetName, Settings
+    from cdgp.progress import Progress
+
+P = ParamSpec("P")
+INTERRUPTED = 130
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def told(command: Callable[P, None]) -> Callable[P, None]:
+    """End a command with a sentence and its exit code where we raised an error on purpose."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except CdgpError as error:
+            err.print(f"error: {error}", markup=False, style="red")
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            err.print("interrupted; finished work is kept, --resume goes on with a training")
+            raise typer.Exit(INTERRUPTED) from None
+
+    return wrapped
+
+
+def usage_error(message: str) -> NoReturn:
+    raise SettingsError(message)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """``HxW`` or one number for a square, as (height, width)."""
+    sides = text.lower().replace("×", "x").split("x")
+    if len(sides) == 1:
+        sides *= 2
+    if len(sides) != 2 or not all(side.strip().isdigit() for side in sides):
+        usage_error(f"--input-size {text!r}: expected HEIGHTxWIDTH, for example 384x160")
+    return int(sides[0]), int(sides[1])
+
+
+def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
+    """``section.key=value`` options as nested mappings; values are read as JSON, else as text."""
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            usage_error(f"--set {assignment!r}: expected KEY=VALUE, for example dual_gp.steps=200")
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        *sections, key = name.strip().split(".")
+        place = changes
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[key] = value
+    return changes
+
+
+def build_settings(
+    preset: "PresetName | None",
+    config: Path | None,
+    assignments: Sequence[str],
+    options: dict[str, Any],
+) -> "Settings":
+    """Settings from preset, file, --set and options; the later wins.
+
+    Args:
+        preset: the preset, or None for the file's, or `lite`.
+        config: a TOML file, or the config.json of an earlier run.
+        assignments: the values of --set.
+        options: ``section.key`` to value; None means that the option was not given.
+    """
+    from cdgp.presets import merged, read_settings, settings
+
+    changes = parse_assignments(assignments)
+    for name, value in options.items():
+        if value is not None:
+            changes = merged(changes, parse_assignments([f"{name}={json.dumps(value)}"]))
+    if preset is not None:
+        changes["preset"] = preset
+    if config is not None:
+        return read_settings(config, **changes)
+    return settings(changes.pop("preset", "lite"), **changes)
+
+
+def bars(quiet: bool) -> "Progress":
+    from cdgp.progress import Bars, Quiet
+
+    return Quiet() if quiet else Bars()
+
+
+def writer(folder: Path, detector: "Detector", save_maps: bool) -> "OnPrediction":
+    """A function that stores overlay and JSON, and the raw map where asked, of each prediction."""
+    import numpy as np
+
+    from cdgp.data.images import read_picture
+    from cdgp.files import write_text, written_whole
+    from cdgp.report.overlay import output_name, write_overlay
+
+    white_level = detector.settings.data.white_level
+
+    def write(row: "ScoredPicture", prediction: "Prediction") -> None:
+        name = output_name(row.name)
+        picture: np.ndarray = read_picture(row.path, white_level)
+        write_overlay(folder / "overlays" / f"{name}.png", picture, prediction,
+                      detector.colour_scale)  # fmt: skip
+        record = {
+            "image": row.name.encode("utf-8", "backslashreplace").decode(),
+            "pred_score": row.pred_score,
+            "pred_label": "defective" if row.pred_label else "good",
+            "threshold": detector.threshold,
+            "size": list(prediction.anomaly_map.shape),
+            "regions": [asdict(region) for region in row.regions],
+        }
+        write_text(folder / "overlays" / f"{name}.json", json.dumps(record, indent=1) + "\n")
+        if save_maps:
+            with written_whole(folder / "maps" / f"{name}.npy") as path, path.open("wb") as file:
+                np.save(file, prediction.anomaly_map.astype(np.float16))
+
+    return write
+
+
+def show_metrics(metrics: dict[str, Any], computed_on: str) -> None:
+    """A small table of the metrics on standard output."""
+    from rich.table import Table
+
+    table = Table(title=f"On {computed_on}", title_justify="left")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for key in ("image_auroc", "pixel_auroc", "pixel_aupro_30", "pixel_aupro_05",
+                "expected_calibration_error", "overkill", "escape"):  # fmt: skip
+        value = metrics.get(key)
+        text = f"{value:.4f}" if value is not None else f"– ({metrics.get(f'{key}_reason', '')})"
+        table.add_row(key, text)
+    out.print(table)
+    for note, names in metrics.get("notes", {}).items():
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        err.print(f"note: {note.replace('_', ' ')}: {shown}", markup=False)
+
+
+def supports_gpu_hint(preset: str | None) -> None:
+    """Where a GPU is present and no preset was named, say that there is a larger one."""
+    import torch
+
+    if preset is None and torch.cuda.is_available():
+        err.print("hint: this machine has a GPU; --preset paper trains the paper's larger network")
+
+
+def make_folder(folder: Path, overwrite: bool) -> None:
+    """An output folder that is new or empty, unless told to overwrite."""
+    from cdgp.errors import OutputError
+
+    try:
+        if folder.exists() and any(folder.iterdir()) and not overwrite:
+            raise OutputError(
+                f"{folder}: exists and is not empty; choose another --out or give --overwrite"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be written: {error.strerror}") from error
+
+
+def quiet_stdout_errors() -> None:
+    """Names that the terminal cannot show are escaped instead of stopping the program."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure:
+            reconfigure(errors="backslashreplace")

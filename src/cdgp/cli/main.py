@@ -1,0 +1,47 @@
+"""The command line. Commands import what they need when they run, so that help comes at once."""
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from cdgp.cli.common import out, quiet_stdout_errors
+from cdgp.cli.demo import demo
+from cdgp.cli.evaluate import evaluate
+from cdgp.cli.predict import predict
+from cdgp.cli.train import train
+
+app = typer.Typer(
+    name="cdgp",
+    help="Defect detection and localisation learnt from two bins of pictures, good and defective.",
+    epilog="Start with: cdgp demo. Then: cdgp train FOLDER --out runs/mine",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(train)
+app.command()(predict)
+app.command()(evaluate)
+app.command()(demo)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"cdgp {version('cdgp')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show version.")
+    ] = False,
+) -> None:
+    """Defect detection and localisation learnt from two bins of pictures, good and defective."""
+
+
+def run() -> None:
+    """Entry point of the ``cdgp`` command."""
+    quiet_stdout_errors()
+    app()

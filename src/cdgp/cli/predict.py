@@ -1,0 +1,72 @@
+"""``cdgp predict``: pictures to probabilities, decisions, regions and overlays."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cdgp.cli.common import bars, err, make_folder, out, told, writer
+
+
+@told
+def predict(
+    model: Annotated[Path, typer.Argument(help="model.safetensors, or the folder of a run.")],
+    paths: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.")],
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder for the results.")],
+    save_maps: Annotated[bool, typer.Option(help="Also write the raw maps, float16 .npy.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Write into a folder that is not empty.")] = False,
+    quiet: Annotated[bool, typer.Option(help="No progress bars.")] = False,
+) -> None:
+    """Score pictures with a trained model.
+
+    Writes scores.csv, an overlay and a JSON file a picture, and report.html. Pictures that cannot
+    be read are listed, the others are scored, and the exit code is 3.
+
+    Examples:
+
+      cdgp predict runs/parts new_pictures --out runs/parts-monday
+
+      cdgp predict runs/parts/model.safetensors a.png b.png --out scores --save-maps
+    """
+    from cdgp.data.layouts import pictures_in
+    from cdgp.data.manifest import absolute
+    from cdgp.errors import DataError
+    from cdgp.evaluation import predict_rows, write_scores
+    from cdgp.inference import load
+    from cdgp.report.html import write_report
+
+    detector = load(model)
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found += pictures_in(path)
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise DataError(f"{path}: no such file or folder")
+    found = sorted({absolute(path) for path in found})
+    if not found:
+        raise DataError(f"{', '.join(map(str, paths))}: no pictures found")
+    make_folder(out_folder, overwrite)
+    root = Path(os.path.commonpath([path.parent for path in found]))
+    named = [(path.relative_to(root).as_posix(), path) for path in found]
+    rows, bad = predict_rows(detector, named, bars(quiet), writer(out_folder, detector, save_maps))
+    write_scores(out_folder / "scores.csv", rows)
+    if rows:
+        write_report(
+            out_folder / "report.html",
+            title=out_folder.name,
+            detector=detector,
+            rows=rows,
+            metrics=None,
+            computed_on=f"{len(rows)} pictures without labels",
+            extra={},
+        )
+    rejected = sum(row.pred_label for row in rows)
+    out.print(f"{len(rows)} scored, {rejected} called defective: {out_folder}", markup=False)
+    if bad:
+        err.print(f"{len(bad)} pictures could not be read:", style="red")
+        for error in bad:
+            err.print(f"  {error}", markup=False)
+        raise typer.Exit(DataError.exit_code)

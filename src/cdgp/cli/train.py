@@ -1,0 +1,152 @@
+"""``cdgp train``: two bins of pictures to a calibrated detector, with its report."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cdgp.cli.common import (
+    bars,
+    build_settings,
+    err,
+    out,
+    parse_size,
+    show_metrics,
+    supports_gpu_hint,
+    told,
+    writer,
+)
+
+if TYPE_CHECKING:
+    from cdgp.presets import Settings
+    from cdgp.progress import Progress
+    from cdgp.training.fit import Run
+
+Data = Annotated[
+    Path,
+    typer.Argument(help="Folder with good/ and defective/, or a CSV manifest (image,label,…)."),
+]
+
+
+@told
+def train(
+    data: Data,
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder of the run.")],
+    preset: Annotated[
+        str | None, typer.Option(help="lite (default) or paper.", metavar="lite|paper")
+    ] = None,
+    input_size: Annotated[
+        str | None,
+        typer.Option(help="Size that pictures are resized to; multiples of 16.", metavar="HxW"),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of split and training.")] = None,
+    max_false_rejects: Annotated[
+        float | None,
+        typer.Option(
+            help="Largest share of good parts that may be rejected, for example 0.01; keeps the "
+            "calibration pictures out of training."
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Backbone weights: hub, bundled or a .safetensors file.")
+    ] = None,
+    good: Annotated[str | None, typer.Option(help="Name of the folder of good pictures.")] = None,
+    defective: Annotated[
+        str | None, typer.Option(help="Name of the folder of defective pictures.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings: a TOML file, or the config.json of a run.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="Change one setting.", metavar="KEY=VALUE")
+    ] = None,
+    save_maps: Annotated[bool, typer.Option(help="Also write the raw maps, float16 .npy.")] = False,
+    resume: Annotated[bool, typer.Option(help="Go on with the interrupted run in --out.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace the run in --out.")] = False,
+    quiet: Annotated[bool, typer.Option(help="No progress bars.")] = False,
+) -> None:
+    """Train on good and defective pictures.
+
+    Examples:
+
+      cdgp train parts --out runs/parts
+
+      cdgp train parts/manifest.csv --out runs/parts --input-size 384x160 --seed 1
+
+      cdgp train parts --out runs/strict --max-false-rejects 0.02
+
+      cdgp train parts --out runs/parts --resume
+    """
+    settings = build_settings(
+        preset,  # type: ignore[arg-type]
+        config,
+        assignments or [],
+        {
+            "input_size": parse_size(input_size) if input_size else None,
+            "seed": seed,
+            "decision.max_false_rejects": max_false_rejects,
+            "calibration.pictures": "held_out" if max_false_rejects is not None else None,
+            "backbone.weights": weights,
+            "data.good": good,
+            "data.defective": defective,
+        },
+    )
+    supports_gpu_hint(preset)
+    run_training(data, out_folder, settings, resume, overwrite, save_maps, bars(quiet))
+
+
+def run_training(
+    data: Any,
+    folder: Path,
+    settings: "Settings",
+    resume: bool,
+    overwrite: bool,
+    save_maps: bool,
+    progress: "Progress",
+) -> None:
+    """Train, evaluate on the test part, and write everything that a run leaves."""
+    from cdgp.training.fit import fit
+
+    run = fit(data, folder, settings, resume=resume, overwrite=overwrite, progress=progress)
+    for note in run.detector.model.calibration.image.notes:
+        err.print(f"note: {note}", markup=False)
+    finish(run, folder, save_maps, progress)
+
+
+def finish(run: "Run", folder: Path, save_maps: bool, progress: "Progress") -> None:
+    """Scores, metrics, overlays and the report of a trained run."""
+    from cdgp.evaluation import ScoredPicture, evaluate, write_scores
+    from cdgp.files import write_text
+    from cdgp.report.html import write_report
+    from cdgp.training.fit import read_log
+
+    detector = run.detector
+    test = run.manifest.of("test")
+    metrics = None
+    rows: list[ScoredPicture] = []
+    if test:
+        computed_on = f"{len(test)} test pictures that no stage has seen"
+        rows, metrics = evaluate(
+            detector, run.manifest, test, progress, writer(folder, detector, save_maps)
+        )
+        metrics["computed_on"] = computed_on
+        write_scores(folder / "scores.csv", rows)
+        write_text(folder / "metrics.json", json.dumps(metrics, indent=2) + "\n")
+        show_metrics(metrics, computed_on)
+    else:
+        computed_on = "nothing: no test pictures were set aside"
+        err.print("note: no test pictures were set aside, so there are no metrics")
+    write_report(
+        folder / "report.html",
+        title=folder.name,
+        detector=detector,
+        rows=rows,
+        metrics=metrics,
+        computed_on=computed_on,
+        extra={"log": read_log(folder), "manifest_counts": run.manifest.counts()},
+    )
+    out.print(f"model:    {folder / 'model.safetensors'}", markup=False)
+    if test:
+        out.print(f"overlays: {folder / 'overlays'}", markup=False)
+    out.print(f"report:   {folder / 'report.html'}", markup=False)

@@ -1,0 +1,216 @@
+"""A picture beside the same picture under its map, in the one colour scale of a model."""
+
+import hashlib
+import re
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from cdgp.files import written_whole
+from cdgp.inference import Prediction, Region
+
+ANCHORS = np.array(
+    [
+        (19, 11, 26), (45, 23, 59), (79, 29, 88), (120, 30, 107), (172, 14, 100), (209, 36, 82),
+        (232, 76, 61), (240, 119, 41), (244, 156, 48), (246, 190, 71), (249, 221, 121),
+        (255, 248, 200),
+    ]
+)  # fmt: skip
+"""Evenly spaced sRGB colours whose CIE lightness rises by equal steps, from 4 to 97: black over
+purple and orange to pale yellow. Order is told by lightness, so no colour vision is needed."""
+
+OPACITY = 0.85
+"""Of the heat where the map reaches the end of the scale."""
+MAX_BOXES = 20
+LEAST_SIDE, MOST_SIDE = 256, 1024
+"""Range, in pixels, that the longer side of a drawn picture is brought into."""
+STACKED_FROM = 1.5
+"""Pictures at least this many times as wide as high stand above each other."""
+GAP = 4
+PAPER, INK = (24, 26, 29), (240, 241, 243)
+
+LONGEST_PART = 180
+"""A file or folder name of more bytes is cut; most systems allow 255, suffixes included."""
+RESERVED = re.compile(r"(con|prn|aux|nul|(com|lpt).) *(\.|$)", re.IGNORECASE)
+"""Names that Windows keeps for devices, whatever their suffix."""
+
+
+def heat(values: NDArray[np.float32], scale: tuple[float, float]) -> NDArray[np.uint8]:
+    """Colours of a map.
+
+    Args:
+        values: (H, W), any range.
+        scale: values of the darkest and of the lightest colour; what lies beyond is clipped.
+
+    Returns:
+        (H, W, 3) uint8 RGB.
+
+    Example:
+        >>> heat(np.array([[-1.0, 0.0, 9.0]], np.float32), (0.0, 9.0))[0].tolist()
+        [[19, 11, 26], [19, 11, 26], [255, 248, 200]]
+    """
+    positions = np.linspace(0, 1, len(ANCHORS))
+    share = _share(values, scale)
+    channels = [np.interp(share, positions, channel) for channel in ANCHORS.T]
+    return np.asarray(np.rint(np.stack(channels, axis=-1)), np.uint8)
+
+
+def panels(
+    picture: NDArray[np.float32],
+    prediction: Prediction,
+    scale: tuple[float, float],
+    sides: tuple[int, int] = (LEAST_SIDE, MOST_SIDE),
+) -> tuple[Image.Image, Image.Image]:
+    """The picture, and the picture under its heat with boxes around the first 20 regions.
+
+    Args:
+        picture: HWC float32 RGB in [0, 1].
+        prediction: of this picture.
+        scale: as `heat` takes it.
+        sides: least and largest longer side of what is drawn, in pixels.
+
+    Returns:
+        Two RGB images of one size.
+    """
+    height, width = picture.shape[:2]
+    factor = float(np.clip(max(height, width), *sides)) / max(height, width)
+    size = max(1, round(width * factor)), max(1, round(height * factor))
+    pixels = np.rint(np.clip(picture, 0, 1) * 255).astype(np.uint8)
+    plain = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
+    map_image = Image.fromarray(np.asarray(prediction.anomaly_map, np.float32))
+    values = np.asarray(map_image.resize(size, Image.Resampling.BILINEAR))
+    share = _share(values, scale)[..., None]
+    opacity = OPACITY * share**2 * (3 - 2 * share)  # flat at both ends: quiet areas stay visible
+    mixed = (1 - opacity) * np.asarray(plain) + opacity * heat(values, scale)
+    laid = Image.fromarray(np.rint(mixed).astype(np.uint8))
+    for region in prediction.regions[:MAX_BOXES]:
+        _draw_box(laid, region, factor)
+    return plain, laid
+
+
+def overlay(
+    picture: NDArray[np.float32], prediction: Prediction, scale: tuple[float, float]
+) -> Image.Image:
+    """Both panels, wide ones above each other, over a strip that tells the decision.
+
+    Arguments as `panels`.
+    """
+    first, second = panels(picture, prediction, scale)
+    width, height = first.size
+    stacked = width >= STACKED_FROM * height
+    across, down = (width, 2 * height + GAP) if stacked else (2 * width + GAP, height)
+    font_size = int(np.clip(across // 36, 13, 22))
+    font = ImageFont.load_default(font_size)
+    caption, margin, strip = _caption(prediction), font_size // 2, 2 * font_size
+    canvas_width = max(across, int(font.getlength(caption)) + 2 * margin + 1)
+    canvas = Image.new("RGB", (canvas_width, down + strip), PAPER)
+    canvas.paste(first, (0, 0))
+    canvas.paste(second, (0, height + GAP) if stacked else (width + GAP, 0))
+    draw = ImageDraw.Draw(canvas)
+    draw.text((margin, down + strip / 2), caption, INK, font, anchor="lm")
+    return canvas
+
+
+def write_overlay(
+    path: Path,
+    picture: NDArray[np.float32],
+    prediction: Prediction,
+    scale: tuple[float, float],
+) -> None:
+    """Write the overlay as PNG, whole.
+
+    Raises:
+        OutputError: the place cannot be written.
+    """
+    image = overlay(picture, prediction, scale)
+    with written_whole(path) as temporary:
+        image.save(temporary, "PNG")
+
+
+def output_name(name: str) -> str:
+    """A relative output path without suffix for a picture's name in the manifest.
+
+    Sub-folders, the picture's own suffix and letters of every script are kept. Every other unsafe
+    character becomes the %XX of its UTF-8 bytes, as do dots and spaces at either end and what
+    Windows reserves, so that distinct names stay distinct and none leaves the folder. Parts that
+    are too long end in a digest. Names that differ in case alone collide where the file system
+    does not tell case.
+
+    Example:
+        >>> output_name("line 2/part#7.jpg"), output_name("../part.png")
+        ('line 2/part%237.jpg', '%2E%2E/part.png')
+    """
+    return "/".join(_safe(part) for part in name.split("/"))
+
+
+def _share(values: NDArray[Any], scale: tuple[float, float]) -> NDArray[np.float64]:
+    """Values as parts of the scale, clipped to [0, 1]."""
+    low, high = scale
+    span = max(high - low, 1e-12)
+    return np.clip((np.asarray(values, np.float64) - low) / span, 0, 1)
+
+
+def _draw_box(image: Image.Image, region: Region, factor: float) -> None:
+    """A white line within a black one, outside the region as far as the picture allows."""
+    left, top = region.x * factor, region.y * factor
+    right, bottom = left + region.width * factor, top + region.height * factor
+    draw = ImageDraw.Draw(image)
+    for distance, colour in ((3, "black"), (2, "white")):
+        rim = 3 - distance  # at an edge of the picture both lines still show
+        x0, y0 = max(rim, int(left) - distance), max(rim, int(top) - distance)
+        x1 = min(image.width - 1 - rim, int(np.ceil(right)) + distance - 1)
+        y1 = min(image.height - 1 - rim, int(np.ceil(bottom)) + distance - 1)
+        if x1 >= x0 and y1 >= y0:
+            draw.rectangle((x0, y0, x1, y1), outline=colour)
+
+
+def _caption(prediction: Prediction) -> str:
+    count = len(prediction.regions)
+    boxed = f" ({MAX_BOXES} boxed)" if count > MAX_BOXES else ""
+    return (
+        f"P(defective) {probability(prediction.pred_score)}  ·  "
+        f"{'defective' if prediction.pred_label else 'good'}  ·  "
+        f"{count} region{'' if count == 1 else 's'}{boxed}"
+    )
+
+
+def probability(value: float) -> str:
+    """Three decimals, and never 0 or 1 for what is neither.
+
+    Example:
+        >>> probability(0.25), probability(1e-9), probability(0.9999)
+        ('0.250', '<0.001', '>0.999')
+    """
+    if 0 < value < 0.0005:
+        return "<0.001"
+    return ">0.999" if 0.9995 <= value < 1 else f"{value:.3f}"
+
+
+def _safe(part: str) -> str:
+    """One file or folder name of `output_name`; only there is % not followed by two digits."""
+    if not part:
+        return "%"
+    # Names that macOS takes for one, composed and decomposed accents, stay apart: only one is kept.
+    composed = unicodedata.is_normalized("NFC", part)
+    coded = "".join(
+        c if c in " ._-+=,()" or (c.isalnum() and (c.isascii() or composed)) else _code(c)
+        for c in part
+    )
+    if coded[0] in " ." or RESERVED.match(coded):
+        coded = _code(coded[0]) + coded[1:]
+    if coded[-1] in " .":
+        coded = coded[:-1] + _code(coded[-1])
+    if len(coded.encode()) <= LONGEST_PART:
+        return coded
+    digest = hashlib.sha256(part.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    suffix = Path(coded).suffix if len(Path(coded).suffix.encode()) <= 8 else ""
+    room = LONGEST_PART - len(digest) - 2 - len(suffix.encode())
+    return f"{coded.encode()[:room].decode(errors='ignore')}%-{digest}{suffix}"
+
+
+def _code(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))

@@ -1,0 +1,279 @@
+"""From a folder or manifest to a trained detector: order of the stages, files of a run."""
+
+import json
+import math
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cdgp import artifact
+from cdgp.artifact import Decision, Model
+from cdgp.data import layouts
+from cdgp.data.manifest import Manifest, WeakSample
+from cdgp.data.splits import audit, hashed, split
+from cdgp.errors import DataError, OutputError, SettingsError
+from cdgp.files import write_text
+from cdgp.inference import Detector
+from cdgp.method.calibration import image_logit
+from cdgp.method.detector import Calibration
+from cdgp.metrics.reliability import false_reject_threshold
+from cdgp.presets import DecisionSettings, Settings, settings_from_json
+from cdgp.presets import settings as preset_settings
+from cdgp.progress import Progress, Quiet
+from cdgp.training.calibrate import CalibrationEvidence, collect_evidence, fit_calibration
+from cdgp.training.loop import json_log, new_fabric
+from cdgp.training.pictures import Pictures
+from cdgp.training.stages import Log, assemble, dual_gp_stage, student_stage
+
+MODEL = "model.safetensors"
+STATES = "state"
+"""Folder of a run that holds the training state until the model is written."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished training."""
+
+    detector: Detector
+    manifest: Manifest
+    folder: Path | None
+    separation: float
+
+
+def fit(
+    data: str | Path | Manifest,
+    out: str | Path | None = None,
+    settings: Settings | None = None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Run:
+    """Train on two bins of pictures.
+
+    Args:
+        data: a folder with ``good/`` and ``defective/``, a CSV manifest, or a ``Manifest``.
+        out: folder of the run, for the model, its manifest, settings and log; None keeps nothing.
+        settings: the `lite` preset where None.
+        resume: go on with the interrupted run in ``out``.
+        overwrite: replace an earlier run in ``out``; files of other origin stay.
+        progress: where to tell the progress; nothing where None.
+
+    Raises:
+        CdgpError: see ``cdgp.errors``; everything that can be known is checked before training.
+
+    Example:
+        >>> import cdgp                                                  # doctest: +SKIP
+        >>> run = cdgp.fit("parts", out="runs/parts")                    # doctest: +SKIP
+        >>> run.detector.predict("parts/good/001.png").pred_label        # doctest: +SKIP
+        False
+    """
+    settings = settings or preset_settings()
+    progress = progress or Quiet()
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        prepare_folder(folder, settings, resume, overwrite)
+    manifest = prepare_manifest(data, settings, progress)
+    held_out = check_calibration(manifest, settings)
+    if folder is not None:
+        write_text(folder / "config.json", settings.model_dump_json(indent=2) + "\n")
+        # Seen from the run's folder, so that the file can be read where it lies.
+        replace(manifest, root=folder.resolve()).write_csv(folder / "manifest.csv")
+    if folder is not None and resume:
+        refuse_changed_data(folder, manifest)
+        if (folder / MODEL).is_file():
+            model = artifact.load(folder / MODEL)
+            return Run(Detector(model), manifest, folder, model.provenance["separation"])
+    states = folder / STATES if folder else None
+    log = json_log(folder / "log.jsonl" if folder else None)
+    log({"stage": "start", "manifest_sha256": manifest.sha256, "resumed": resume})
+    model, separation = train(manifest, settings, held_out, states, log, progress)
+    if folder is not None:
+        artifact.save(folder / MODEL, model)
+        shutil.rmtree(folder / STATES, ignore_errors=True)
+    return Run(Detector(model), manifest, folder, separation)
+
+
+def train(
+    manifest: Manifest,
+    settings: Settings,
+    dual_gp_samples: tuple[WeakSample, ...],
+    states: Path | None,
+    log: Log,
+    progress: Progress,
+) -> tuple[Model, float]:
+    """Both trained stages and the calibration; returns the model and its separation."""
+    fabric = new_fabric()
+    sha = manifest.sha256
+    calibration_samples = manifest.weak("calibration")
+    dual = dual_gp_stage(dual_gp_samples, settings, sha, fabric, states, log, progress)
+    teacher, student = student_stage(
+        manifest.weak("fit"), settings, sha, fabric, states, log, progress
+    )
+    network = assemble(dual, teacher, student, settings).to(fabric.device)
+    pictures = Pictures(calibration_samples, settings.input_size, settings.data.white_level)
+    collected = collect_evidence(network, pictures, fabric.device, progress)
+    calibration = fit_calibration(collected, settings.calibration)
+    log({"stage": "calibration", "slope": calibration.image.slope,
+         "intercept": calibration.image.intercept, "notes": calibration.image.notes})  # fmt: skip
+    decision = decide(collected, calibration, settings.decision)
+    made = provenance(manifest, dual.separation)
+    return Model(network, calibration, decision, settings, made), dual.separation
+
+
+def decide(
+    collected: CalibrationEvidence, calibration: Calibration, settings: DecisionSettings
+) -> Decision:
+    """The threshold on the image score: as set, or from held-out good pictures.
+
+    The logistic is increasing, so ranks of the pooled evidence are ranks of the probability, and
+    the finite-sample bound carries over. A slope of zero would tie all pictures and is refused.
+
+    Raises:
+        SettingsError: too few good pictures for the rate, or a probability without ranking.
+    """
+    rate = settings.max_false_rejects
+    if rate is None:
+        return Decision(settings.threshold, f"decision.threshold = {settings.threshold:g}", None)
+    if calibration.image.slope == 0:
+        raise SettingsError(
+            "decision.max_false_rejects: the image probability does not rise with the evidence, so "
+            "no threshold can bound the false rejects; see the calibration notes in log.jsonl"
+        )
+    normal = collected.evidence.pooled[~collected.defective].double()
+    found = false_reject_threshold(normal.numpy(), rate)
+    score = torch.tensor(found.threshold, dtype=torch.float64)
+    logit = float(image_logit(score, calibration.image))
+    threshold = 1 / (1 + math.exp(-logit)) if logit > -700 else 0.0
+    return Decision(
+        threshold,
+        f"at most {rate:.3g} of good parts rejected: from {found.normals} good pictures that no "
+        f"stage has trained on, the chance that the next good part is rejected is at most "
+        f"{found.bound:.3g}",
+        found.bound,
+    )
+
+
+def prepare_manifest(
+    data: str | Path | Manifest, settings: Settings, progress: Progress
+) -> Manifest:
+    """Read, hash, split and audit: what training starts from.
+
+    Raises:
+        DataError: anything wrong with pictures, labels or splits.
+    """
+    if isinstance(data, Manifest):
+        manifest = data
+    else:
+        manifest = layouts.load(Path(data), settings.data.good, settings.data.defective)
+    with progress.phase("Reading pictures", len(manifest.samples)) as advance:
+        manifest = hashed(manifest, advance, settings.data.white_level)
+    manifest = split(
+        manifest, settings.seed, settings.data.test_fraction, settings.data.calibration_fraction
+    )
+    audit(manifest)
+    return manifest
+
+
+def check_calibration(manifest: Manifest, settings: Settings) -> tuple[WeakSample, ...]:
+    """The Dual GP's pictures; refuses a false-reject rate that the pictures cannot support."""
+    rate = settings.decision.max_false_rejects
+    if rate is not None:
+        good, _ = manifest.counts()["calibration"]
+        false_reject_threshold([float(i) for i in range(good)], rate)
+    if settings.calibration.pictures == "held_out":
+        return manifest.weak("fit")
+    return manifest.weak("train")
+
+
+def prepare_folder(folder: Path, settings: Settings, resume: bool, overwrite: bool) -> None:
+    """Make the run's folder, or refuse one that holds something; never removes foreign files.
+
+    Raises:
+        OutputError: it exists, cannot be written, or holds no run to resume.
+        SettingsError: the run to resume was started with other settings.
+    """
+    config = folder / "config.json"
+    if resume:
+        if not config.is_file():
+            raise OutputError(f"{folder}: holds no run to resume; leave --resume out to start one")
+        started = settings_from_json(config.read_text(encoding="utf-8"), str(config))
+        if started != settings:
+            changed = sorted(_differences(started.model_dump(), settings.model_dump()))
+            raise SettingsError(
+                f"{folder}: was started with other settings ({', '.join(changed)}); give the same "
+                "ones to resume, or another --out"
+            )
+    elif folder.exists() and any(folder.iterdir()) and not overwrite:
+        raise OutputError(
+            f"{folder}: exists and is not empty; choose another --out, go on with an interrupted "
+            "run with --resume, or replace it with --overwrite"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if overwrite and not resume:
+            for name in ("model.safetensors", "metrics.json", "scores.csv", "report.html",
+                         "log.jsonl", "config.json", "manifest.csv"):  # fmt: skip
+                (folder / name).unlink(missing_ok=True)
+            shutil.rmtree(folder / STATES, ignore_errors=True)
+        write_text(config, settings.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be written: {error.strerror}") from error
+
+
+def refuse_changed_data(folder: Path, manifest: Manifest) -> None:
+    """An interrupted run goes on only with the pictures, labels and split that it began with.
+
+    Raises:
+        DataError: something has changed since.
+    """
+    log = folder / "log.jsonl"
+    records = read_log(folder) if log.is_file() else []
+    started = {r["manifest_sha256"] for r in records if r.get("stage") == "start"}
+    if started and manifest.sha256 not in started:
+        raise DataError(
+            f"{folder}: pictures, labels or masks have changed since this run began; restore them "
+            "to resume, or start again with --overwrite"
+        )
+
+
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> set[str]:
+    found: set[str] = set()
+    for key in a.keys() | b.keys():
+        x, y = a.get(key), b.get(key)
+        if isinstance(x, Mapping) and isinstance(y, Mapping):
+            found |= _differences(x, y, f"{prefix}{key}.")
+        elif x != y:
+            found.add(prefix + key)
+    return found
+
+
+def provenance(manifest: Manifest, separation: float) -> dict[str, Any]:
+    """Where a model comes from: data digest, counts, versions, machine, time."""
+    return {
+        "manifest_sha256": manifest.sha256,
+        "counts": {name: list(counts) for name, counts in manifest.counts().items()},
+        "separation": separation,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: version(name) for name in ("cdgp", "torch", "timm", "numpy")},
+    }
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run's ``log.jsonl``; a line cut off by a kill is left out."""
+    records = []
+    for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return records

@@ -1,0 +1,251 @@
+"""The command line as its user meets it: results, messages, exit codes."""
+
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import tiny_settings
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
+from typer.testing import CliRunner, Result
+
+from cdgp.cli.main import app
+from cdgp.data.manifest import Manifest
+from cdgp.training.fit import Run
+
+TINY = [
+    "--input-size", "64x64", "--set", "dual_gp.steps=2", "--set", "dual_gp.batch_size=4",
+    "--set", "dual_gp.no_separation=flag", "--set", "student.steps=2",
+    "--set", "student.batch_size=2", "--set", "inducing.normal=8", "--set", "inducing.anomaly=4",
+    "--quiet",
+]  # fmt: skip
+
+
+def cdgp(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "100"})
+
+
+def plain(result: Result) -> str:
+    """Output and errors as one line of words, so that wrapping does not matter."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", result.output).split())
+
+
+@pytest.fixture
+def model(tiny_run: Run) -> Path:
+    assert tiny_run.folder is not None
+    return tiny_run.folder / "model.safetensors"
+
+
+def picture(path: Path, size: tuple[int, int] = (40, 40), seed: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 255, (*size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def test_help_names_every_command_and_shows_examples() -> None:
+    assert all(word in plain(cdgp("--help")) for word in ("train", "predict", "evaluate", "demo"))
+    for command in ("train", "predict", "evaluate", "demo"):
+        result = cdgp(command, "--help")
+        assert result.exit_code == 0
+        assert f"cdgp {command}" in plain(result).split("Examples:")[1]
+
+
+@pytest.mark.slow
+def test_train_evaluate_predict_end_to_end(surfaces: Manifest, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = cdgp("train", surfaces.root, "--out", out, "--save-maps", *TINY)
+    assert result.exit_code == 0, result.output
+    assert {p.name for p in out.iterdir()} >= {
+        "model.safetensors", "config.json", "manifest.csv", "metrics.json", "scores.csv",
+        "overlays", "maps", "report.html", "log.jsonl",
+    }  # fmt: skip
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["good"] + metrics["defective"] == len(list(csv.DictReader((out / "scores.csv").open())))
+    assert "no stage has seen" in metrics["computed_on"]
+    for key in ("image_auroc", "pixel_auroc", "pixel_aupro_30", "pixel_aupro_05"):
+        assert 0 <= metrics[key] <= 1
+    maps = sorted((out / "maps").rglob("*.npy"))
+    assert np.load(maps[0]).shape == (96, 80) and np.load(maps[0]).dtype == np.float16
+    record = json.loads(next((out / "overlays").rglob("*.json")).read_text())
+    assert record["size"] == [96, 80] and 0 <= record["pred_score"] <= 1
+
+    result = cdgp("evaluate", out, out / "manifest.csv", "--quiet", "--out", tmp_path / "check")
+    assert result.exit_code == 0, result.output
+    again = json.loads((tmp_path / "check" / "metrics.json").read_text())
+    assert again["image_auroc"] == metrics["image_auroc"]
+    assert again["pixel_auroc"] == pytest.approx(metrics["pixel_auroc"], abs=1e-6)
+
+    broken = tmp_path / "new" / "broken.png"
+    picture(tmp_path / "new" / "a.png", (50, 70))
+    broken.write_bytes(b"<html>")
+    result = cdgp("predict", out, tmp_path / "new", "--out", tmp_path / "scores", "--quiet")
+    assert result.exit_code == 3
+    assert "1 pictures could not be read" in plain(result) and "broken.png" in plain(result)
+    rows = list(csv.DictReader((tmp_path / "scores" / "scores.csv").open()))
+    assert [row["image"] for row in rows] == ["a.png"]
+
+
+def test_output_folder_that_exists_is_refused(surfaces: Manifest, tmp_path: Path) -> None:
+    (tmp_path / "KEEP_me.txt").write_text("mine")
+    result = cdgp("train", surfaces.root, "--out", tmp_path, *TINY)
+    assert result.exit_code == 1
+    assert "exists and is not empty" in plain(result) and "--resume" in plain(result)
+    assert (tmp_path / "KEEP_me.txt").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    result = cdgp("train", tmp_path / "data", "--out", tmp_path / "run", *TINY)
+    assert result.exit_code == 3
+    assert "Traceback" not in result.output and "good" in plain(result)
+
+
+def test_one_class_missing(tmp_path: Path) -> None:
+    picture(tmp_path / "data" / "good" / "a.png")
+    result = cdgp("train", tmp_path / "data", "--out", tmp_path / "run", *TINY)
+    assert result.exit_code == 3
+    assert "'defective'" in plain(result)
+
+
+def test_unreadable_picture_is_listed_before_training(
+    surfaces: Manifest, tmp_path: Path
+) -> None:
+    shutil.copytree(surfaces.root, tmp_path / "data")
+    (tmp_path / "data" / "manifest.csv").unlink()
+    victim = sorted((tmp_path / "data" / "good").iterdir())[0]
+    victim.write_bytes(victim.read_bytes()[:100])
+    result = cdgp("train", tmp_path / "data", "--out", tmp_path / "run", *TINY)
+    assert result.exit_code == 3
+    assert victim.name in plain(result) and "1 of 36" in plain(result)
+
+
+def test_mask_of_another_size(surfaces: Manifest, model: Path, tmp_path: Path) -> None:
+    shutil.copytree(surfaces.root, tmp_path / "data")
+    mask = sorted((tmp_path / "data" / "masks").rglob("*.png"))[0]
+    Image.new("L", (10, 10), 255).save(mask)
+    result = cdgp("evaluate", model, tmp_path / "data", "--quiet")
+    assert result.exit_code == 3
+    assert mask.name in plain(result) and "10" in plain(result)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "imagesize=3"], "did you mean 'input_size'"),
+        (["--set", "dual_gp.lerning_rate=1"], "did you mean 'learning_rate'"),
+        (["--set", "learning_rate=1"], "did you mean 'dual_gp.learning_rate'"),
+        (["--set", "dual_gp.steps=ten"], "dual_gp.steps = 'ten'"),
+        (["--set", "dual_gp.batch_size=-4"], "dual_gp.batch_size = -4"),
+        (["--set", "dual_gp.learning_rate=NaN"], "dual_gp.learning_rate"),
+        (["--set", "nothing"], "expected KEY=VALUE"),
+        (["--input-size", "wide"], "expected HEIGHTxWIDTH"),
+        (["--input-size", "100x64"], "multiple of 16"),
+        (["--preset", "huge"], "preset 'huge' does not exist"),
+        (["--max-false-rejects", "2"], "max_false_rejects"),
+    ],
+)
+def test_bad_options_exit_2_before_anything_is_read(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    result = cdgp("train", tmp_path / "not there", "--out", tmp_path / "run", *arguments)
+    assert result.exit_code == 2, result.output
+    assert message in plain(result)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("imagesize = [64, 64]", "did you mean 'input_size'"),
+        ("[data]\nimage_size = 3", "image_size"),
+        ("seed = 1\nseed = 2", "not a valid TOML file"),
+        ("[dual_gp]\nlearning_rate = nan", "dual_gp.learning_rate"),
+        ("[dual_gp]\n\tsteps = 'ten'", "dual_gp.steps"),
+    ],
+)
+def test_bad_config_file(tmp_path: Path, text: str, message: str) -> None:
+    config = tmp_path / "bad.toml"
+    config.write_text(text)
+    result = cdgp("train", tmp_path / "x", "--out", tmp_path / "run", "--config", config)
+    assert result.exit_code == 2, result.output
+    assert "bad.toml" in plain(result) and message in plain(result)
+
+
+def test_config_file_and_json_of_a_run(tiny_run: Run, tmp_path: Path) -> None:
+    from cdgp.presets import read_settings
+
+    assert tiny_run.folder is not None
+    assert read_settings(tiny_run.folder / "config.json") == tiny_settings()
+    config = tmp_path / "good.toml"
+    config.write_text("[dual_gp]\nlearning_rate = 1e-3\nsteps = 7\n")
+    assert read_settings(config).dual_gp.steps == 7
+    assert read_settings(config, seed=3).seed == 3
+    (tmp_path / "empty.toml").write_text("")
+    assert read_settings(tmp_path / "empty.toml").preset == "lite"
+
+
+@pytest.mark.parametrize("keep", [0, 7, 1000, -10])
+def test_truncated_model_file(model: Path, tmp_path: Path, keep: int) -> None:
+    cut = tmp_path / "model.safetensors"
+    cut.write_bytes(model.read_bytes()[:keep])
+    result = cdgp("predict", cut, picture(tmp_path / "a.png"), "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "incomplete or damaged" in plain(result) and str(cut) in plain(result).replace(" ", "")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": "999"}, "model format 999, this cdgp reads format"),
+        ({"format": "other"}, "not a model file of this tool"),
+        ({"settings": "{"}, "incomplete or damaged model file"),
+        ({"calibration": "{}"}, "incomplete or damaged model file"),
+    ],
+)
+def test_model_file_of_another_kind(
+    model: Path, tmp_path: Path, changes: dict[str, str], message: str
+) -> None:
+    with safe_open(model, framework="pt") as file:
+        metadata = {**file.metadata(), **changes}
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    other = tmp_path / "model.safetensors"
+    save_file(tensors, other, metadata=metadata)
+    result = cdgp("predict", other, picture(tmp_path / "a.png"), "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert message in plain(result)
+
+
+def test_picture_smaller_than_the_least(model: Path, tmp_path: Path) -> None:
+    tiny = picture(tmp_path / "in" / "thin.png", (96, 1))
+    fine = picture(tmp_path / "in" / "fine.png", (33, 33))
+    result = cdgp("predict", model, tiny, fine, "--out", tmp_path / "out", "--quiet")
+    assert result.exit_code == 3
+    assert "thin.png" in plain(result) and "8" in plain(result)
+    assert [r["image"] for r in csv.DictReader((tmp_path / "out" / "scores.csv").open())] == [
+        "fine.png"
+    ]
+
+
+def test_missing_model_and_missing_pictures(model: Path, tmp_path: Path) -> None:
+    result = cdgp("predict", tmp_path / "none", tmp_path, "--out", tmp_path / "out")
+    assert result.exit_code == 1 and "no such model file" in plain(result)
+    result = cdgp("predict", model, tmp_path / "none.png", "--out", tmp_path / "out")
+    assert result.exit_code == 3 and "no such file" in plain(result)
+    (tmp_path / "empty").mkdir()
+    result = cdgp("predict", model, tmp_path / "empty", "--out", tmp_path / "out")
+    assert result.exit_code == 3 and "no pictures" in plain(result)
+
+
+def test_weights_that_cannot_be_had(surfaces: Manifest, tmp_path: Path) -> None:
+    result = cdgp("train", surfaces.root, "--out", tmp_path / "run", "--weights",
+                  tmp_path / "none.safetensors", *TINY)  # fmt: skip
+    assert result.exit_code == 1
+    assert "no such file" in plain(result)

@@ -58,7 +58,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "m = 1": {"initial_mean": 1.0},
     "rate 3e-4": {"learning_rate": 3e-4},
 }
-WEIGHTS = (0.0, 0.01, 0.025, 0.05, 0.1, 0.2)
+GRID = [(w, tail) for w in (0.0, 0.01, 0.025, 0.05, 0.1, 0.2) for tail in ("counting", "pareto")]
+"""Fusion weights and tails, of the finalists."""
+SHORT_GRID = [(0.025, "counting")]
+FINALISTS = ("base", "literal")
 
 
 def main() -> None:
@@ -131,9 +134,8 @@ def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states
         ).value
         evidence = [network(to_input(p, size)[None].to(fabric.device)) for p in native]
         with out.open("a") as file:
-            for weight in WEIGHTS:
-                for tail in ("counting", "pareto"):
-                    file.write(json.dumps({
+            for weight, tail in GRID if variant in FINALISTS else SHORT_GRID:
+                file.write(json.dumps({
                         "dataset": name, "variant": variant, "seed": seed, "weight": weight,
                         "tail": tail, "input_size": size, "steps": STEPS,
                         "calibration_image_auroc": ranking,

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import tiny_settings
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -17,6 +16,7 @@ from typer.testing import CliRunner, Result
 from cdgp.cli.main import app
 from cdgp.data.manifest import Manifest
 from cdgp.training.fit import Run
+from conftest import tiny_settings
 
 TINY = [
     "--input-size", "64x64", "--set", "dual_gp.steps=2", "--set", "dual_gp.batch_size=4",
@@ -66,7 +66,9 @@ def test_train_evaluate_predict_end_to_end(surfaces: Manifest, tmp_path: Path) -
         "overlays", "maps", "report.html", "log.jsonl",
     }  # fmt: skip
     metrics = json.loads((out / "metrics.json").read_text())
-    assert metrics["good"] + metrics["defective"] == len(list(csv.DictReader((out / "scores.csv").open())))
+    assert metrics["good"] + metrics["defective"] == len(
+        list(csv.DictReader((out / "scores.csv").open()))
+    )
     assert "no stage has seen" in metrics["computed_on"]
     for key in ("image_auroc", "pixel_auroc", "pixel_aupro_30", "pixel_aupro_05"):
         assert 0 <= metrics[key] <= 1
@@ -114,9 +116,7 @@ def test_one_class_missing(tmp_path: Path) -> None:
     assert "'defective'" in plain(result)
 
 
-def test_unreadable_picture_is_listed_before_training(
-    surfaces: Manifest, tmp_path: Path
-) -> None:
+def test_unreadable_picture_is_listed_before_training(surfaces: Manifest, tmp_path: Path) -> None:
     shutil.copytree(surfaces.root, tmp_path / "data")
     (tmp_path / "data" / "manifest.csv").unlink()
     victim = sorted((tmp_path / "data" / "good").iterdir())[0]

@@ -37,9 +37,12 @@ def random_gp(
     return gp
 
 
-def random_pair(seed: int, scale: float, dtype: torch.dtype, kernel: Kernel = linear) -> DualGP:
-    normal = random_gp(unit_tokens(32, 256, seed, dtype), kernel, seed + 1, scale)
-    anomaly = random_gp(unit_tokens(16, 256, seed + 2, dtype), kernel, seed + 3, scale)
+def random_pair(
+    seed: int, scale: float, dtype: torch.dtype, kernel: Kernel = linear, dim: int = 64
+) -> DualGP:
+    """Both GPs with the paper's budgets."""
+    normal = random_gp(unit_tokens(32, dim, seed, dtype), kernel, seed + 1, scale)
+    anomaly = random_gp(unit_tokens(16, dim, seed + 2, dtype), kernel, seed + 3, scale)
     return DualGP(normal, anomaly)
 
 
@@ -211,7 +214,7 @@ def test_dominance_is_the_probability_that_anomaly_evidence_is_larger(name: str)
 @pytest.mark.parametrize("seed", [0, 10, 20])
 def test_fused_dominance_is_the_unfused_one(seed: int, scale: float) -> None:
     """In float32, of values up to some tens; 1e-5 is about a hundred roundings of 6e-8."""
-    pair = random_pair(seed, scale, torch.float32)
+    pair = random_pair(seed, scale, torch.float32, dim=256)
     tokens = torch.cat([unit_tokens(500, 256, seed + 5, torch.float32), pair.normal.Z])
     fused = FusedDominance(pair, FLOOR)
     found, expected = fused(tokens), pair.dominance(tokens, FLOOR)
@@ -227,7 +230,7 @@ def test_fused_dominance_is_the_unfused_one(seed: int, scale: float) -> None:
 @pytest.mark.parametrize("seed", [0, 10])
 def test_fused_mean_margin_is_the_unfused_one_and_linear(seed: int) -> None:
     pair = random_pair(seed, 1.0, torch.float64)
-    tokens = unit_tokens(200, 256, seed + 5)
+    tokens = unit_tokens(200, 64, seed + 5)
     expected = closed_form(pair.anomaly, tokens)[0] - closed_form(pair.normal, tokens)[0]
     np.testing.assert_allclose(pair.mean_margin(tokens).numpy(), expected, rtol=0, atol=1e-11)
     fused = FusedDominance(pair, FLOOR, "mean_margin")
@@ -241,7 +244,7 @@ def test_fused_mean_margin_is_the_unfused_one_and_linear(seed: int) -> None:
 
 def test_variance_correction_is_indefinite_and_the_fused_form_keeps_its_signs() -> None:
     """K^-1 S K^-1 - K^-1 is negative for small S, positive for large S, and both in between."""
-    tokens = unit_tokens(100, 256, 99)
+    tokens = unit_tokens(100, 64, 99)
     small, middle, large = (random_pair(0, scale, torch.float64) for scale in (1e-3, 0.3, 30.0))
     assert set(FusedDominance(small, FLOOR).signs.tolist()) == {-1.0}
     assert set(FusedDominance(middle, FLOOR).signs.tolist()) == {-1.0, 1.0}
@@ -257,14 +260,14 @@ def test_variance_correction_is_indefinite_and_the_fused_form_keeps_its_signs() 
 
 def test_fused_form_needs_no_more_directions_than_inducing_tokens() -> None:
     fused = FusedDominance(random_pair(0, 1.0, torch.float64), FLOOR)
-    assert fused.weight.shape == (256, 1 + 32 + 16)
+    assert fused.weight.shape == (64, 1 + 32 + 16)
 
 
 def test_fused_form_of_covariances_at_the_prior_is_the_margin_over_root_two() -> None:
     pair = random_pair(0, 1.0, torch.float64)
     for gp in (pair.normal, pair.anomaly):
         gp.L.copy_(torch.linalg.cholesky(gp.Z @ gp.Z.mT + JITTER * torch.eye(len(gp.Z)).double()))
-    tokens = unit_tokens(50, 256, 5)
+    tokens = unit_tokens(50, 64, 5)
     expected = pair.mean_margin(tokens) / 2**0.5
     assert (FusedDominance(pair, FLOOR)(tokens) - expected).abs().max() <= 1e-10
 

@@ -107,7 +107,7 @@ def test_hard_candidates_of_equal_distance_keep_their_order() -> None:
     assert torch.equal(found, e[[1, 2, 3]])
 
 
-@pytest.mark.parametrize(("count", "kept"), [(100, 20), (3, 1), (1, 1)])
+@pytest.mark.parametrize(("count", "kept"), [(100, 20), (14, 3), (11, 2), (3, 1), (1, 1)])
 def test_a_fifth_of_the_tokens_is_kept_and_at_least_one(count: int, kept: int) -> None:
     assert len(hard_candidates(unit_tokens(count, 4, 0), unit_tokens(2, 4, 1), 0.2)) == kept
 

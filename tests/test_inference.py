@@ -40,9 +40,7 @@ def test_file_and_array_agree(tiny_run: Run, tmp_path: Path) -> None:
 def test_final_map_is_surprisal_plus_image_term(tiny_run: Run) -> None:
     prediction = tiny_run.detector.predict(np.full((64, 64), 128, np.uint8))
     term = tiny_run.detector.settings.calibration.image_weight * np.log(prediction.pred_score)
-    np.testing.assert_allclose(
-        prediction.anomaly_map - prediction.surprisal, term, atol=1e-4
-    )
+    np.testing.assert_allclose(prediction.anomaly_map - prediction.surprisal, term, atol=1e-4)
     assert prediction.pred_label == (prediction.pred_score > tiny_run.detector.threshold)
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_settings
 
 from cdgp import artifact
 from cdgp.data.images import read_picture, to_input
@@ -33,6 +32,7 @@ from cdgp.training.fit import Run, fit
 from cdgp.training.loop import new_fabric
 from cdgp.training.pictures import Pictures, evenly, shuffled_stream
 from cdgp.training.stages import student_stage
+from conftest import tiny_settings
 
 
 class Interrupting(Quiet):

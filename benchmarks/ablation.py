@@ -13,15 +13,17 @@ import argparse
 import json
 import time
 from collections import defaultdict
-from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 
+from cdgp.bench.methods import classifier_cam
 from cdgp.data.images import read_picture, to_input
 from cdgp.data.layouts import load
+from cdgp.data.manifest import Manifest
 from cdgp.data.splits import audit, hashed, split
 from cdgp.data.synthetic import plant_defect
 from cdgp.method.calibration import upsample
@@ -37,6 +39,7 @@ from cdgp.training.stages import assemble, dual_gp_stage, student_stage
 
 SIZES = {"magnetic_tile": (160, 160), "ksdd": (256, 96)}
 STEPS = 200
+STUDENT_WIDTHS = (16, 40, 96, 160)
 BASE = {
     "learning_rate": 1e-3,
     "sigma_gradient": False,
@@ -53,15 +56,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "maximum": {"mil_pooling": "max"},
     "top 5 %": {"mil_pooling": "top"},
     "random sampler": {"sampler": "random"},
+    "random sampler, maximum": {"sampler": "random", "mil_pooling": "max"},
+    "random sampler, top 5 %": {"sampler": "random", "mil_pooling": "top"},
     "frozen batch norm": {"batch_norm": "frozen"},
     "S = 0.01 I": {"initial_scale": 0.1},
     "m = 1": {"initial_mean": 1.0},
     "rate 3e-4": {"learning_rate": 3e-4},
 }
+CLASSIFIER_RATES = {"classifier 3e-4": 3e-4, "classifier 1e-3": 1e-3, "classifier 3e-3": 3e-3}
+"""The reference's own learning rate, ranked the same way."""
 GRID = [(w, tail) for w in (0.0, 0.01, 0.025, 0.05, 0.1, 0.2) for tail in ("counting", "pareto")]
 """Fusion weights and tails, of the finalists."""
 SHORT_GRID = [(0.025, "counting")]
-FINALISTS = ("base", "literal")
+FINALISTS = ("base", "literal", "random sampler, maximum")
 
 
 def main() -> None:
@@ -109,12 +116,20 @@ def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states
     student = None
     for variant in variants:
         began = time.monotonic()
+        if variant in CLASSIFIER_RATES:
+            row = classifier_row(manifest, size, seed, CLASSIFIER_RATES[variant], native, masks)
+            row = {"dataset": name, "variant": variant, "seed": seed, "weight": None,
+                   "tail": None, "input_size": size, "steps": STEPS, **row,
+                   "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
+            with out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            continue
         s = preset(
             "lite",
             seed=seed,
             input_size=size,
             dual_gp=BASE | {"steps": STEPS, "no_separation": "flag"} | VARIANTS[variant],
-            student={"steps": STEPS},
+            student={"steps": STEPS, "widths": STUDENT_WIDTHS},
             calibration={"pictures": "held_out"},
         )
         signs: dict[str, Any] = {}
@@ -147,6 +162,31 @@ def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states
                     }) + "\n")  # fmt: skip
 
 
+def classifier_row(
+    manifest: Manifest,
+    size: tuple[int, int],
+    seed: int,
+    rate: float,
+    native: list[np.ndarray],
+    masks: list[np.ndarray],
+) -> dict[str, float | None]:
+    """The classifier on fit pictures, ranked on calibration pictures and planted defects."""
+    s = preset(
+        "lite",
+        seed=seed,
+        input_size=size,
+        dual_gp={"steps": STEPS, "learning_rate": rate, "sampler": "balanced"},
+        calibration={"pictures": "held_out"},
+    )
+    with TemporaryDirectory() as states:
+        fitted = classifier_cam.fit(manifest, s, Path(states), Bars())
+    calibration = manifest.of("calibration")
+    scores = [fitted.score(read_picture(c.image)).image_score for c in calibration]
+    ranking = image_auroc(scores, [c.defective for c in calibration]).value
+    maps = [fitted.score(picture).anomaly_map for picture in native]
+    return {"calibration_image_auroc": ranking, **planted_metrics(maps, masks)}
+
+
 def localisation(
     collected: CalibrationEvidence,
     evidence: list[Evidence],
@@ -161,6 +201,10 @@ def localisation(
         upsample(calibrated(e, calibration, collected.size).anomaly_map, mask.shape)[0].numpy()
         for e, mask in zip(evidence, masks, strict=True)
     ]
+    return planted_metrics(maps, masks)
+
+
+def planted_metrics(maps: list[np.ndarray], masks: list[np.ndarray]) -> dict[str, float | None]:
     regions = aupro(maps, masks)
     return {
         "planted_pixel_auroc": pixel_auroc(maps, masks).value,
@@ -178,15 +222,15 @@ def table(path: Path) -> str:
              "margin good | margin def. | var N | var A | cosine |", "|" + "---|" * 14]  # fmt: skip
     grid: dict[Any, list[Any]] = defaultdict(list)
     for row in read(path):
-        cells = [row[k] for k in keys]
+        cells = [row.get(k) for k in keys]
         text = [
             "–" if c is None else f"{100 * c:.1f}" if i < 4 else f"{c:.2f}"
             for i, c in enumerate(cells)
         ]
-        if row["weight"] == 0.025 and row["tail"] == "counting":
+        if row["weight"] in (None, 0.025) and row["tail"] in (None, "counting"):
             lines.append("| " + " | ".join([row["variant"], row["dataset"], str(row["seed"]),
-                         str(row["weight"]), row["tail"], *text]) + " |")  # fmt: skip
-        with suppress(TypeError):
+                         str(row["weight"] or "–"), row["tail"] or "–", *text]) + " |")  # fmt: skip
+        if row["variant"] in FINALISTS:
             grid[row["variant"], row["dataset"], row["weight"], row["tail"]].append(
                 [100 * c for c in cells[1:4]]
             )

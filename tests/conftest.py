@@ -12,7 +12,7 @@ from cdgp.training.fit import Run, fit
 
 SHARED = Path(__file__).parents[2] / "shared"
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 
 
 def tiny_settings(**changes: object) -> Settings:

@@ -314,7 +314,6 @@ def test_a_missing_label_is_refused_by_name(label: bool, missing: str, count: in
         fit_image_calibrator(np.arange(float(count)), np.full(count, label), 1.0)
 
 
-@pytest.mark.xfail(strict=True, reason="scores that are not finite are taken for weak evidence")
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("position", [0, -1])
 def test_image_scores_that_are_not_finite_are_refused(value: float, position: int) -> None:

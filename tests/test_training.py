@@ -110,7 +110,7 @@ def test_killed_process_resumes_to_the_same(
     """SIGKILL at a random moment of the training; what is left resumes to the same weights."""
     out = tmp_path / "run"
     code = (
-        "import sys; sys.path.insert(0, sys.argv[3]); import torch; torch.set_num_threads(2)\n"
+        "import sys; sys.path.insert(0, sys.argv[3]); import torch; torch.set_num_threads(1)\n"
         "from conftest import tiny_settings; from cdgp.training import loop, fit\n"
         "loop.SAVE_SECONDS = 0.0\n"
         "fit.fit(sys.argv[1], sys.argv[2], tiny_settings())\n"

@@ -102,7 +102,7 @@ class DualGPSettings(_Section):
     defective pictures and half with good ones."""
     mil_pooling: Literal["max", "logsumexp", "top"]
     """How the token margins of a picture become its bag margin: the maximum of Eq. 14, the
-    log-sum-exp of Eq. 27, or the mean of the largest 5 %."""
+    log-sum-exp of Eq. 28, or the mean of the largest 5 %."""
     no_separation: Literal["stop", "flag"] = "stop"
     """What happens when the two bins do not separate: stop with advice, or go on and say so."""
 
@@ -118,7 +118,7 @@ class StudentSettings(_Section):
     final_learning_rate: Annotated[float, Field(ge=0)] = 1e-6
     weight_decay: Annotated[float, Field(ge=0)] = 1e-4
     noise: Annotated[float, Field(ge=0)] = 0.035
-    """Standard deviation of the additive Gaussian noise, of a picture in [0, 1]."""
+    """Standard deviation of the additive Gaussian noise, on the backbone's normalised scale."""
     blur_probability: Fraction = 0.70
     erase_probability: Fraction = 0.75
     erase_sides: tuple[Fraction, Fraction] = (1 / 16, 1 / 5)
@@ -212,10 +212,10 @@ PRESETS: dict[PresetName, dict[str, Any]] = {
         "dual_gp": {
             "learning_rate": 1e-3,
             "sigma_gradient": False,
-            "sampler": "balanced",
-            "mil_pooling": "logsumexp",
+            "sampler": "random",
+            "mil_pooling": "max",
         },
-        "student": {"widths": (16, 40, 96, 160)},
+        "student": {"widths": (16, 32, 64, 128)},
         "calibration": {"fusion_weight": 0.05, "tail": "counting"},
     },
 }

@@ -58,11 +58,11 @@ CLASSIFIER_RATE = 1e-3
 """Its best of 3e-4, 1e-3 and 3e-3 on calibration pictures; see docs/decisions.md."""
 METHODS: dict[str, Variant] = {
     "static_max": Variant(static_max.fit, {}),
+    "cdgp_paper": Variant(cdgp.fit, PAPER_READING),
     "cdgp": Variant(cdgp.fit, {}),
     "classifier_cam": Variant(
         classifier_cam.fit, {"dual_gp": {"learning_rate": CLASSIFIER_RATE, "sampler": "balanced"}}
     ),
-    "cdgp_paper": Variant(cdgp.fit, PAPER_READING),
 }
 SIZES = {
     "default": {"magnetic_tile": (192, 192), "ksdd": (384, 160)},

@@ -3,7 +3,7 @@
 import hashlib
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,15 @@ class Encoder(nn.Module):
 
     def __init__(self, name: str) -> None:
         super().__init__()
+        if "/" in name or ":" in name:  # timm would ask the hub for it, whatever the weights
+            raise SettingsError(
+                f"backbone.name = {name!r}: a timm model name is needed, not a repository or path"
+            )
         try:
             trunk = timm.create_model(
                 name, pretrained=False, features_only=True, out_indices=(1, 2, 3)
             )
-        except (RuntimeError, IndexError, AssertionError) as error:
+        except (RuntimeError, IndexError, AssertionError, ValueError, OSError) as error:
             raise SettingsError(
                 f"backbone.name = {name!r}: timm cannot build it with three stages: {error}"
             ) from error
@@ -49,6 +53,15 @@ class Encoder(nn.Module):
         if strides != STRIDES:
             raise SettingsError(
                 f"backbone.name = {name!r}: its stages have strides {strides}, needed: {STRIDES}"
+            )
+        blocks = getattr(trunk, "blocks", None)
+        if isinstance(blocks, nn.Sequential):
+            # timm keeps the stages beyond the last feature here, and would run them every time.
+            del blocks[int(info.module_name()[-1].split(".")[1]) + 1 :]
+        if not any(child.startswith(_TRUNK) for child, _ in trunk.named_children()):
+            raise SettingsError(
+                f"backbone.name = {name!r}: its stem cannot be told from its stages, which should "
+                f"have names that start with {', '.join(_TRUNK)}"
             )
         self.trunk: nn.Module = trunk
         self.channels: tuple[int, ...] = tuple(info.channels())
@@ -110,13 +123,36 @@ def load_weights(encoder: Encoder, name: str, weights: str) -> None:
     else:
         state = _file_state(Path(weights))
         source = weights
-    missing, _ = encoder.trunk.load_state_dict(state, strict=False)
-    missing = [key for key in missing if not key.endswith("num_batches_tracked")]
+    with torch.device("meta"):
+        known = timm.create_model(name, pretrained=False).state_dict().keys()
+    foreign = [key for key in state if key not in known]
+    children = dict(encoder.trunk.named_children())
+    state = {_flattened(key, children): value for key, value in state.items()}
+    own = encoder.trunk.state_dict()
+    missing = [k for k in own if k not in state and not k.endswith("num_batches_tracked")]
     if missing:
         raise WeightsError(
             f"{source} does not hold the weights of {name}: {len(missing)} tensors are missing, "
             f"{missing[0]!r} for one"
         )
+    if foreign:
+        raise WeightsError(
+            f"{source} holds the weights of another model than {name}: {len(foreign)} tensors are "
+            f"not of it, {foreign[0]!r} for one"
+        )
+    for key, tensor in own.items():
+        if key in state and state[key].shape != tensor.shape:
+            raise WeightsError(
+                f"{source} does not hold the weights of {name}: {key} has shape "
+                f"{tuple(state[key].shape)}, expected {tuple(tensor.shape)}"
+            )
+    encoder.trunk.load_state_dict(state, strict=False)
+
+
+def _flattened(key: str, children: Mapping[str, nn.Module]) -> str:
+    """A full model's tensor name in its trunk, where timm turns ``stages.0`` into ``stages_0``."""
+    first, _, rest = key.partition(".")
+    return key if first in children else f"{first}_{rest}"
 
 
 def bundled_path() -> Path:

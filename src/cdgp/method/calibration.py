@@ -55,7 +55,7 @@ class ImageCalibrator(NamedTuple):
 
 
 def standardise(maps: Tensor, statistics: BranchStatistics) -> Tensor:
-    """Z_b(B) = (B - m_b) / (s_b + epsilon)  (Eq. 24)."""
+    """Z_b(B) = (B - m_b) / (s_b + epsilon)  (text above Eq. 25)."""
     return (maps - statistics.mean) / (statistics.std + EPSILON)
 
 
@@ -148,12 +148,17 @@ def fit_image_calibrator(
         C: inverse strength of the penalty.
 
     Raises:
-        TrainingError: a class is missing.
+        TrainingError: a class is missing, or scores that are not finite.
     """
     normal = scores[~defective]
     if not len(normal) or len(normal) == len(scores):
         missing = "good" if not len(normal) else "defective"
         raise TrainingError(f"no {missing} calibration picture: the probability cannot be fitted")
+    if not np.isfinite(scores).all():
+        raise TrainingError(
+            "the pooled evidence of the calibration pictures is not finite. Likely causes: (a) a "
+            "learning rate that is too high for the backbone; (b) a damaged weights file"
+        )
     notes = []
     centre = float(np.median(normal))
     scale = float(np.subtract(*np.percentile(normal, [75, 25])))

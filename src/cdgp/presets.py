@@ -216,7 +216,7 @@ PRESETS: dict[PresetName, dict[str, Any]] = {
             "mil_pooling": "max",
         },
         "student": {"widths": (16, 32, 64, 128)},
-        "calibration": {"fusion_weight": 0.05, "tail": "counting"},
+        "calibration": {"fusion_weight": 0.025, "tail": "counting"},
     },
 }
 

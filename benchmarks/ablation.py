@@ -24,7 +24,7 @@ from cdgp.bench.methods import classifier_cam
 from cdgp.data.images import read_picture, to_input
 from cdgp.data.layouts import load
 from cdgp.data.manifest import Manifest
-from cdgp.data.splits import audit, hashed, split
+from cdgp.data.splits import hashed, split
 from cdgp.data.synthetic import plant_defect
 from cdgp.method.calibration import upsample
 from cdgp.method.detector import Evidence, calibrated
@@ -99,7 +99,6 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states: Path) -> None:
     manifest = split(hashed(load(data / name)), seed)
-    audit(manifest)
     fit, calibration = manifest.weak("fit"), manifest.weak("calibration")
     good = [s for s in calibration if not s.defective]
     calibrating = good[::2] + [s for s in calibration if s.defective]

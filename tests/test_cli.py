@@ -147,6 +147,13 @@ def test_mask_of_another_size(surfaces: Manifest, model: Path, tmp_path: Path) -
         (["--set", "nothing"], "expected KEY=VALUE"),
         (["--input-size", "wide"], "expected HEIGHTxWIDTH"),
         (["--input-size", "100x64"], "multiple of 16"),
+        (["--input-size", "160²"], "expected HEIGHTxWIDTH"),
+        (["--set", "seed=1", "--set", "seed.x=2"], "was given a value before"),
+        (["--set", "preset=[1]"], "does not exist"),
+        (["--set", "path=3"], "unknown key 'path'"),
+        (["--set", "dual_gp.loss_weights=[-1, 1, 1]"], "dual_gp.loss_weights"),
+        (["--set", "dual_gp.initial_mean=Infinity"], "dual_gp.initial_mean"),
+        (["--set", "data.test_fraction=0.7"], "data.test_fraction"),
         (["--preset", "huge"], "preset 'huge' does not exist"),
         (["--max-false-rejects", "2"], "max_false_rejects"),
     ],
@@ -232,6 +239,20 @@ def test_picture_smaller_than_the_least(model: Path, tmp_path: Path) -> None:
     assert [r["image"] for r in csv.DictReader((tmp_path / "out" / "scores.csv").open())] == [
         "fine.png"
     ]
+
+
+def test_results_inside_the_scored_folder_are_refused(model: Path, tmp_path: Path) -> None:
+    picture(tmp_path / "a.png")
+    result = cdgp("predict", model, tmp_path, "--out", tmp_path / "scores")
+    assert result.exit_code == 1 and "lies in a folder that is scored" in plain(result)
+    assert not (tmp_path / "scores").exists()
+
+
+def test_output_that_is_a_file(surfaces: Manifest, tmp_path: Path) -> None:
+    (tmp_path / "file.txt").write_text("mine")
+    result = cdgp("train", surfaces.root, "--out", tmp_path / "file.txt", *TINY)
+    assert result.exit_code == 1 and "cannot be written" in plain(result)
+    assert (tmp_path / "file.txt").read_text() == "mine"
 
 
 def test_missing_model_and_missing_pictures(model: Path, tmp_path: Path) -> None:

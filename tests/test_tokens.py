@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cdgp.method.tokens import TokenProjection, flatten
+from cdgp.method.tokens import TokenProjection
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -108,10 +108,3 @@ def test_projections_are_trained() -> None:
     projection(features)[..., 0].sum().backward()
     assert all(phi.weight.grad is not None and phi.weight.grad.any() for phi in projection.phi)
     assert sum(p.numel() for p in projection.parameters()) == 4 * (3 + 5 + 6)
-
-
-def test_flatten_walks_pictures_then_rows_then_columns() -> None:
-    tokens = torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5)
-    flat = flatten(tokens)
-    assert flat.shape == (24, 5)
-    assert torch.equal(flat[(1 * 3 + 2) * 4 + 3], tokens[1, 2, 3])

@@ -228,6 +228,33 @@ def test_resume_refuses_other_settings_and_other_data(
         fit(surfaces.root, tmp_path / "nothing", tiny_settings(), resume=True)
 
 
+def test_refused_resume_changes_nothing(tiny_run: Run, tmp_path: Path) -> None:
+    assert tiny_run.folder is not None
+    before = (tiny_run.folder / "manifest.csv").read_bytes()
+    other = make_dataset(tmp_path / "other", seed=2)
+    with pytest.raises(DataError, match="changed"):
+        fit(other.root, tiny_run.folder, tiny_settings(), resume=True)
+    assert (tiny_run.folder / "manifest.csv").read_bytes() == before
+    with pytest.raises(SettingsError, match="one of them"):
+        fit(other.root, tiny_run.folder, tiny_settings(), resume=True, overwrite=True)
+
+
+@pytest.mark.parametrize("place", ["", "good", "defective/run"])
+@pytest.mark.parametrize("as_csv", [True, False])
+def test_run_inside_its_data_is_refused(surfaces: Manifest, place: str, as_csv: bool) -> None:
+    data = surfaces.root / "manifest.csv" if as_csv else surfaces.root
+    before = (surfaces.root / "manifest.csv").read_bytes()
+    with pytest.raises(OutputError, match="lies in the data"):
+        fit(data, surfaces.root / place, tiny_settings(), overwrite=True)
+    assert (surfaces.root / "manifest.csv").read_bytes() == before
+
+
+def test_bad_data_leaves_no_folder_behind(tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        fit(tmp_path / "mistyped", tmp_path / "run", tiny_settings())
+    assert not (tmp_path / "run").exists()
+
+
 def test_resume_of_a_finished_run_trains_nothing(tiny_run: Run, surfaces: Manifest) -> None:
     again = fit(surfaces.root, tiny_run.folder, tiny_settings(), resume=True,
                 progress=Interrupting("Dual GP", 1))  # fmt: skip

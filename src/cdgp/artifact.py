@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from cdgp.errors import CdgpError, ModelFileError
-from cdgp.files import written_whole
+from cdgp.files import save_tensors
 from cdgp.method.backbone import Encoder
 from cdgp.method.calibration import BranchStatistics, ImageCalibrator, NormalTail
 from cdgp.method.detector import Calibration, Network
@@ -79,10 +78,7 @@ def save(path: Path, model: Model) -> None:
         "decision": json.dumps(model.decision._asdict()),
         "provenance": json.dumps(model.provenance),
     }
-    tensors = {k: v.contiguous().cpu() for k, v in model.network.state_dict().items()}
-    tensors[TAIL] = tail.scores.contiguous().cpu()
-    with written_whole(path) as temporary:
-        save_file({k: v.clone() for k, v in tensors.items()}, temporary, metadata=metadata)
+    save_tensors(path, {**model.network.state_dict(), TAIL: tail.scores}, metadata)
 
 
 def load(path: Path) -> Model:

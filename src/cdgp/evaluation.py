@@ -117,6 +117,8 @@ def evaluate(
                 names.append(name)
             advance()
     metrics = image_metrics(rows, detector) | pixel_metrics(store.maps(), masks, names)
+    if not any(sample.mask for sample in samples):
+        notes["defective_without_mask"].clear()  # no masks at all: that is no oddity of a picture
     metrics["notes"] = {key: values for key, values in notes.items() if values}
     return rows, metrics
 

@@ -2,11 +2,15 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cdgp.errors import OutputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @contextmanager
@@ -37,6 +41,23 @@ def written_whole(path: Path) -> Iterator[Path]:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file whole.
+
+    Raises:
+        OutputError: the place cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    copies = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+    with written_whole(path) as temporary:
+        try:
+            save_file(copies, temporary, metadata=dict(metadata))
+        except SafetensorError as error:  # a full disk, for one, is no OSError there
+            raise OutputError(f"{path}: cannot be written: {error}") from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,6 +1,5 @@
 """Pictures to predictions: map at the picture's own size, probability, decision, regions."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,7 @@ class Prediction:
     regions: tuple[Region, ...]
     """Highest peak first."""
     pred_mask: NDArray[np.bool_]
-    """(H, W) of the original picture, True inside regions."""
+    """(H, W) of the original picture, True where a pixel is rarer than the region level."""
 
 
 class Detector:
@@ -123,16 +122,6 @@ class Detector:
             find_regions(surprisal, self.region_level),
             surprisal > self.region_level,
         )
-
-    def predict_many(
-        self, paths: Sequence[Path]
-    ) -> Iterator[tuple[Path, Prediction | PictureError]]:
-        """Predict files one after another; a file that cannot be read gives its error."""
-        for path in paths:
-            try:
-                yield path, self.predict(path)
-            except PictureError as error:
-                yield path, error
 
 
 def load(path: str | Path) -> Detector:

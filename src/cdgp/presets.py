@@ -20,11 +20,12 @@ from cdgp.errors import SettingsError
 PresetName = Literal["lite", "paper"]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DataSettings(_Section):
@@ -36,9 +37,9 @@ class DataSettings(_Section):
     """Name of the folder with the defective pictures."""
     white_level: Count = 65535
     """The value that means white in 16-bit files; 4095 for 12-bit cameras."""
-    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    test_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.2
     """Share of the groups kept for evaluation where the manifest names no test pictures."""
-    calibration_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    calibration_fraction: Annotated[float, Field(gt=0, le=0.5)] = 0.2
     """Share of the training groups kept for calibration (paper: 20 %)."""
 
 
@@ -78,7 +79,7 @@ class DualGPSettings(_Section):
     final_learning_rate: Fraction = 0.05
     """Share of the initial learning rates that the cosine ends at."""
     margin: Positive = 0.5
-    loss_weights: tuple[float, float, float] = (1.0, 1.0, 4.0)
+    loss_weights: tuple[NotNegative, NotNegative, NotNegative] = (1.0, 1.0, 4.0)
     """Weights of the MIL, compactness and attraction terms."""
     colour_jitter: tuple[Fraction, Fraction, Fraction, Annotated[float, Field(ge=0, le=0.5)]] = (
         0.12,
@@ -235,14 +236,14 @@ def settings(preset: PresetName = "lite", **changes: Any) -> Settings:
         >>> settings("lite", input_size=(128, 128), dual_gp={"steps": 10}).dual_gp.steps
         10
     """
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise SettingsError(
             f"preset {preset!r} does not exist; there are: {', '.join(sorted(PRESETS))}"
         )
     return _validate(merged(PRESETS[preset], changes), "settings")
 
 
-def read_settings(path: Path, **changes: Any) -> Settings:
+def read_settings(path: Path, /, **changes: Any) -> Settings:
     """Settings from a TOML file, or from the ``config.json`` of an earlier run.
 
     Keys that the file does not name keep the default of its preset (`lite` where it names none).
@@ -261,7 +262,7 @@ def read_settings(path: Path, **changes: Any) -> Settings:
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: holds a {type(values).__name__} where settings are expected")
     preset = changes.get("preset") or values.get("preset", "lite")
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise SettingsError(
             f"{path}: preset {preset!r} does not exist; there are: {', '.join(sorted(PRESETS))}"
         )
@@ -274,7 +275,11 @@ def settings_from_json(text: str, source: str) -> Settings:
     Raises:
         SettingsError: a key is unknown or missing, or a value is refused.
     """
-    return _validate(json.loads(text), source)
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise SettingsError(f"{source}: not valid JSON: {error}") from error
+    return _validate(values, source)
 
 
 def nearest(name: str, names: list[str]) -> str:

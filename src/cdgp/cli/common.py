@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from cdgp.errors import CdgpError, SettingsError
 
@@ -52,7 +53,7 @@ def parse_size(text: str) -> tuple[int, int]:
     sides = text.lower().replace("×", "x").split("x")
     if len(sides) == 1:
         sides *= 2
-    if len(sides) != 2 or not all(side.strip().isdigit() for side in sides):
+    if len(sides) != 2 or not all(side.strip().isdecimal() for side in sides):
         usage_error(f"--input-size {text!r}: expected HEIGHTxWIDTH, for example 384x160")
     return int(sides[0]), int(sides[1])
 
@@ -72,6 +73,8 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
         place = changes
         for section in sections:
             place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                usage_error(f"--set {assignment!r}: {section!r} was given a value before")
         place[key] = value
     return changes
 
@@ -144,13 +147,17 @@ def show_metrics(metrics: dict[str, Any], computed_on: str) -> None:
     """A small table of the metrics on standard output."""
     from rich.table import Table
 
-    table = Table(title=f"On {computed_on}", title_justify="left")
+    table = Table(title=f"On {escape(computed_on)}", title_justify="left")
     table.add_column("metric")
     table.add_column("value", justify="right")
     for key in ("image_auroc", "pixel_auroc", "pixel_aupro_30", "pixel_aupro_05",
                 "expected_calibration_error", "overkill", "escape"):  # fmt: skip
         value = metrics.get(key)
-        text = f"{value:.4f}" if value is not None else f"– ({metrics.get(f'{key}_reason', '')})"
+        text = (
+            f"{value:.4f}"
+            if value is not None
+            else f"– ({escape(metrics.get(f'{key}_reason', ''))})"
+        )
         table.add_row(key, text)
     out.print(table)
     for note, names in metrics.get("notes", {}).items():

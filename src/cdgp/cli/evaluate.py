@@ -45,6 +45,8 @@ def evaluate(
     table = load_manifest(manifest, data.good, data.defective)
     samples = table.of("test") or table.samples
     part = "test pictures" if table.of("test") else "pictures"
+    if not table.of("test") and table.of("train"):
+        part = "pictures, training ones among them,"
     computed_on = f"{len(samples)} {part} of {manifest}"
     if out_folder is not None:
         make_folder(out_folder, overwrite)

@@ -31,7 +31,7 @@ def predict(
     """
     from cdgp.data.layouts import pictures_in
     from cdgp.data.manifest import absolute
-    from cdgp.errors import DataError
+    from cdgp.errors import DataError, OutputError
     from cdgp.evaluation import predict_rows, write_scores
     from cdgp.inference import load
     from cdgp.report.html import write_report
@@ -48,6 +48,8 @@ def predict(
     found = sorted({absolute(path) for path in found})
     if not found:
         raise DataError(f"{', '.join(map(str, paths))}: no pictures found")
+    if any(path.is_dir() and absolute(out_folder).is_relative_to(absolute(path)) for path in paths):
+        raise OutputError(f"{out_folder}: lies in a folder that is scored; choose another --out")
     make_folder(out_folder, overwrite)
     root = Path(os.path.commonpath([path.parent for path in found]))
     named = [(path.relative_to(root).as_posix(), path) for path in found]

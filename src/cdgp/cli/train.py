@@ -111,6 +111,14 @@ def run_training(
     run = fit(data, folder, settings, resume=resume, overwrite=overwrite, progress=progress)
     for note in run.detector.model.calibration.image.notes:
         err.print(f"note: {note}", markup=False)
+    detector = run.detector
+    if detector.settings.calibration.tail == "counting" and (
+        detector.region_level >= detector.colour_scale[1]
+    ):
+        err.print(
+            "note: no pixel can be rarer than decision.region_level with so few normal pixels, so "
+            "no regions will be reported; raise the level, or use calibration.tail=pareto"
+        )
     finish(run, folder, save_maps, progress)
 
 

@@ -133,8 +133,8 @@ class FusedDominance(nn.Module):
             directions = eigenvectors[:, kept] * eigenvalues[kept].abs().sqrt()
             weight = torch.cat([(beta_A - beta_N)[:, None], directions], dim=1)
         dtype = gps.normal.Z.dtype
-        self.register_buffer("weight", weight.to(dtype))
-        self.register_buffer("signs", eigenvalues[kept].sign().to(dtype))
+        self.register_buffer("weight", weight.to(dtype), persistent=False)
+        self.register_buffer("signs", eigenvalues[kept].sign().to(dtype), persistent=False)
         self.weight: Tensor
         self.signs: Tensor
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -39,8 +38,3 @@ class TokenProjection(nn.Module):
         assert total is not None
         # The mean's factor of one third vanishes in the norm.
         return functional.normalize(total, dim=1).permute(0, 2, 3, 1)
-
-
-def flatten(tokens: Tensor) -> Tensor:
-    """(B, H', W', D) to (B * H' * W', D)."""
-    return torch.flatten(tokens, 0, 2)

@@ -131,7 +131,7 @@ def train_dual_gp(
     if found is None:
         Zn, Za = select_inducing(pictures, encoder, projection, settings, fabric, progress)
     else:
-        Zn, Za = (found[1][f"module.gps.{name}.Z"] for name in ("normal", "anomaly"))
+        Zn, Za = (found.tensors[f"module.gps.{name}.Z"] for name in ("normal", "anomaly"))
     gps = new_pair(Zn, Za, s).to(fabric.device)
     training = DualGPTraining(encoder, projection, gps, s, settings.calibration.pooling_sharpness)
     inducing = list(gps.parameters())
@@ -266,7 +266,7 @@ def no_separation_message(separation: float) -> str:
         "Try, in this order: (a) look whether the bins are sorted rightly; (b) a larger "
         "--input-size, so that the defects stay visible; (c) more defective pictures; (d) more "
         "steps: --set dual_gp.steps=800; (e) the defaults of --preset lite for "
-        "dual_gp.sigma_gradient (false), dual_gp.batch_norm (train) and dual_gp.mil_pooling "
-        "(logsumexp). log.jsonl holds the signs: margin_good and margin_defective should part, "
+        "dual_gp.sigma_gradient (false) and dual_gp.batch_norm (train). "
+        "log.jsonl holds the signs: margin_good and margin_defective should part, "
         "variance_* should stay above 0.1"
     )

@@ -1,7 +1,7 @@
 """From a folder or manifest to a trained detector: order of the stages, files of a run."""
 
 import json
-import math
+import os
 import platform
 import shutil
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ import torch
 from cdgp import artifact
 from cdgp.artifact import Decision, Model
 from cdgp.data import layouts
-from cdgp.data.manifest import Manifest, WeakSample
-from cdgp.data.splits import audit, hashed, split
+from cdgp.data.manifest import Manifest, WeakSample, absolute
+from cdgp.data.splits import hashed, split
 from cdgp.errors import DataError, OutputError, SettingsError
 from cdgp.files import write_text
 from cdgp.inference import Detector
@@ -79,22 +79,26 @@ def fit(
     progress = progress or Quiet()
     folder = None if out is None else Path(out)
     if folder is not None:
-        prepare_folder(folder, settings, resume, overwrite)
+        if not isinstance(data, Manifest):
+            refuse_inside_data(folder, Path(data), settings)
+        check_folder(folder, settings, resume, overwrite)
     manifest = prepare_manifest(data, settings, progress)
-    held_out = check_calibration(manifest, settings)
+    dual_gp_samples = check_calibration(manifest, settings)
     if folder is not None:
+        if resume:
+            refuse_changed_data(folder, manifest)
+            if (folder / MODEL).is_file():
+                model = artifact.load(folder / MODEL)
+                return Run(Detector(model), manifest, folder, model.provenance["separation"])
+        else:
+            clear_folder(folder)
         write_text(folder / "config.json", settings.model_dump_json(indent=2) + "\n")
         # Seen from the run's folder, so that the file can be read where it lies.
         replace(manifest, root=folder.resolve()).write_csv(folder / "manifest.csv")
-    if folder is not None and resume:
-        refuse_changed_data(folder, manifest)
-        if (folder / MODEL).is_file():
-            model = artifact.load(folder / MODEL)
-            return Run(Detector(model), manifest, folder, model.provenance["separation"])
     states = folder / STATES if folder else None
     log = json_log(folder / "log.jsonl" if folder else None)
     log({"stage": "start", "manifest_sha256": manifest.sha256, "resumed": resume})
-    model, separation = train(manifest, settings, held_out, states, log, progress)
+    model, separation = train(manifest, settings, dual_gp_samples, states, log, progress)
     if folder is not None:
         artifact.save(folder / MODEL, model)
         shutil.rmtree(folder / STATES, ignore_errors=True)
@@ -134,7 +138,8 @@ def decide(
     """The threshold on the image score: as set, or from held-out good pictures.
 
     The logistic is increasing, so ranks of the pooled evidence are ranks of the probability, and
-    the finite-sample bound carries over. A slope of zero would tie all pictures and is refused.
+    the finite-sample bound carries over. A slope of zero would tie all pictures and is refused;
+    that can only be known after training.
 
     Raises:
         SettingsError: too few good pictures for the rate, or a probability without ranking.
@@ -147,11 +152,15 @@ def decide(
             "decision.max_false_rejects: the image probability does not rise with the evidence, so "
             "no threshold can bound the false rejects; see the calibration notes in log.jsonl"
         )
-    normal = collected.evidence.pooled[~collected.defective].double()
-    found = false_reject_threshold(normal.numpy(), rate)
-    score = torch.tensor(found.threshold, dtype=torch.float64)
-    logit = float(image_logit(score, calibration.image))
-    threshold = 1 / (1 + math.exp(-logit)) if logit > -700 else 0.0
+    # On the path of prediction, so that a picture equal to the threshold's stays on its good side.
+    scores = torch.sigmoid(image_logit(collected.evidence.pooled, calibration.image).double())
+    found = false_reject_threshold(scores[~collected.defective].numpy(), rate)
+    threshold = found.threshold
+    if threshold >= 1:
+        raise SettingsError(
+            "decision.max_false_rejects: good calibration pictures score 1, so no threshold bounds "
+            "the false rejects; look for wrong labels in the calibration part of manifest.csv"
+        )
     return Decision(
         threshold,
         f"at most {rate:.3g} of good parts rejected: from {found.normals} good pictures that no "
@@ -175,11 +184,9 @@ def prepare_manifest(
         manifest = layouts.load(Path(data), settings.data.good, settings.data.defective)
     with progress.phase("Reading pictures", len(manifest.samples)) as advance:
         manifest = hashed(manifest, advance, settings.data.white_level)
-    manifest = split(
+    return split(
         manifest, settings.seed, settings.data.test_fraction, settings.data.calibration_fraction
     )
-    audit(manifest)
-    return manifest
 
 
 def check_calibration(manifest: Manifest, settings: Settings) -> tuple[WeakSample, ...]:
@@ -193,37 +200,66 @@ def check_calibration(manifest: Manifest, settings: Settings) -> tuple[WeakSampl
     return manifest.weak("train")
 
 
-def prepare_folder(folder: Path, settings: Settings, resume: bool, overwrite: bool) -> None:
-    """Make the run's folder, or refuse one that holds something; never removes foreign files.
+def refuse_inside_data(folder: Path, data: Path, settings: Settings) -> None:
+    """A run's files must not become pictures, nor replace the manifest that it reads.
+
+    Raises:
+        OutputError: the folder is the data's, or lies in one of its two bins.
+    """
+    source, target = absolute(data), absolute(folder)
+    home = source.parent if source.suffix.lower() == ".csv" else source
+    bins = (home / settings.data.good, home / settings.data.defective)
+    if target == home or any(target.is_relative_to(place) for place in bins):
+        raise OutputError(f"{folder}: lies in the data that is trained on; choose another --out")
+
+
+def check_folder(folder: Path, settings: Settings, resume: bool, overwrite: bool) -> None:
+    """Refuse a folder that holds something, or no run to resume; changes nothing.
 
     Raises:
         OutputError: it exists, cannot be written, or holds no run to resume.
         SettingsError: the run to resume was started with other settings.
     """
+    if resume and overwrite:
+        raise SettingsError("--resume goes on and --overwrite starts again: give one of them")
     config = folder / "config.json"
-    if resume:
-        if not config.is_file():
-            raise OutputError(f"{folder}: holds no run to resume; leave --resume out to start one")
-        started = settings_from_json(config.read_text(encoding="utf-8"), str(config))
-        if started != settings:
-            changed = sorted(_differences(started.model_dump(), settings.model_dump()))
-            raise SettingsError(
-                f"{folder}: was started with other settings ({', '.join(changed)}); give the same "
-                "ones to resume, or another --out"
+    try:
+        if resume:
+            if not config.is_file():
+                raise OutputError(
+                    f"{folder}: holds no run to resume; leave --resume out to start one"
+                )
+            started = settings_from_json(config.read_text(encoding="utf-8"), str(config))
+            if started != settings:
+                changed = sorted(_differences(started.model_dump(), settings.model_dump()))
+                raise SettingsError(
+                    f"{folder}: was started with other settings ({', '.join(changed)}); give the "
+                    "same ones to resume, or another --out"
+                )
+        elif folder.exists() and any(folder.iterdir()) and not overwrite:
+            raise OutputError(
+                f"{folder}: exists and is not empty; choose another --out, go on with an "
+                "interrupted run with --resume, or replace it with --overwrite"
             )
-    elif folder.exists() and any(folder.iterdir()) and not overwrite:
-        raise OutputError(
-            f"{folder}: exists and is not empty; choose another --out, go on with an interrupted "
-            "run with --resume, or replace it with --overwrite"
-        )
+        nearest = next(place for place in (folder, *absolute(folder).parents) if place.exists())
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise OutputError(f"{folder}: cannot be written: no right to write into {nearest}")
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be written: {error.strerror}") from error
+
+
+def clear_folder(folder: Path) -> None:
+    """Make the run's folder, without the files of an earlier run; foreign files stay.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if overwrite and not resume:
-            for name in ("model.safetensors", "metrics.json", "scores.csv", "report.html",
-                         "log.jsonl", "config.json", "manifest.csv"):  # fmt: skip
-                (folder / name).unlink(missing_ok=True)
-            shutil.rmtree(folder / STATES, ignore_errors=True)
-        write_text(config, settings.model_dump_json(indent=2) + "\n")
+        for name in (MODEL, "metrics.json", "scores.csv", "report.html", "log.jsonl"):
+            (folder / name).unlink(missing_ok=True)
+        for name in (STATES, "overlays", "maps"):
+            shutil.rmtree(folder / name, ignore_errors=True)
     except OSError as error:
         raise OutputError(f"{folder}: cannot be written: {error.strerror}") from error
 
@@ -239,7 +275,7 @@ def refuse_changed_data(folder: Path, manifest: Manifest) -> None:
     started = {r["manifest_sha256"] for r in records if r.get("stage") == "start"}
     if started and manifest.sha256 not in started:
         raise DataError(
-            f"{folder}: pictures, labels or masks have changed since this run began; restore them "
+            f"{folder}: pictures, labels or groups have changed since this run began; restore them "
             "to resume, or start again with --overwrite"
         )
 

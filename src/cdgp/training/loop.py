@@ -7,16 +7,15 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cdgp.errors import TrainingError
-from cdgp.files import written_whole
+from cdgp.files import save_tensors
 from cdgp.progress import Progress
 
 SAVE_SECONDS = 20.0
@@ -39,9 +38,11 @@ def keep_freed_memory() -> None:
 
 
 def new_fabric() -> Fabric:
-    """Lightning Fabric on the best device of this machine, in float32."""
+    """Lightning Fabric on the GPU where there is one, else on the processor, in float32."""
     keep_freed_memory()
-    fabric = Fabric(accelerator="auto", devices=1, precision="32-true")
+    # Not "auto": it would take Apple's GPU, which lacks the float64 that the factorisation needs.
+    accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    fabric = Fabric(accelerator=accelerator, devices=1, precision="32-true")
     fabric.launch()
     return fabric
 
@@ -82,10 +83,10 @@ def run_stage(
     Raises:
         TrainingError: the loss is not finite.
     """
-    first = load_state(state, module, optimizer, fingerprint) if state else 0
+    first, before = load_state(state, module, optimizer, fingerprint) if state else (0, 0.0)
     initial = [group.setdefault("initial_lr", group["lr"]) for group in optimizer.param_groups]
     wrapped, wrapped_optimizer = fabric.setup(module, optimizer)
-    saved = time.monotonic()
+    began = saved = time.monotonic()
     with progress.phase(name, steps, first) as advance:
         for step in range(first, steps):
             for group, rate in zip(optimizer.param_groups, initial, strict=True):
@@ -104,30 +105,45 @@ def run_stage(
                 log({"stage": name, "step": step, "loss": round(float(loss.detach()), 6), **record})
             advance(f"loss {float(loss.detach()):.3f}")
             if state and step < steps - 1 and time.monotonic() - saved > SAVE_SECONDS:
-                save_state(state, module, optimizer, step + 1, fingerprint)
+                seconds = before + time.monotonic() - began
+                save_state(state, module, optimizer, step + 1, fingerprint, seconds)
                 saved = time.monotonic()
+    seconds = before + time.monotonic() - began if first < steps else before
     if state and first < steps:
-        save_state(state, module, optimizer, steps, fingerprint)
+        save_state(state, module, optimizer, steps, fingerprint, seconds)
+    log({"stage": name, "seconds": round(seconds, 1)})
 
 
 def save_state(
-    path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, step: int, fingerprint: str
+    path: Path,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    fingerprint: str,
+    seconds: float,
 ) -> None:
-    """Weights, optimiser moments and step in one safetensors file, written whole.
+    """Weights, optimiser moments, step and seconds so far in one safetensors file, written whole.
 
     Random numbers are functions of seed and step, so the step is all the random state there is.
     """
-    tensors = {f"module.{k}": v.contiguous() for k, v in module.state_dict().items()}
+    tensors = {f"module.{key}": value for key, value in module.state_dict().items()}
     for index, moments in optimizer.state_dict()["state"].items():
         for key, value in moments.items():
-            tensors[f"optimizer.{index}.{key}"] = torch.as_tensor(value).contiguous()
-    metadata = {"step": str(step), "fingerprint": fingerprint}
-    with written_whole(path) as temporary:
-        save_file({k: v.clone() for k, v in tensors.items()}, temporary, metadata=metadata)
+            tensors[f"optimizer.{index}.{key}"] = torch.as_tensor(value)
+    metadata = {"step": str(step), "fingerprint": fingerprint, "seconds": str(seconds)}
+    save_tensors(path, tensors, metadata)
 
 
-def read_state(path: Path, fingerprint: str) -> tuple[int, dict[str, Tensor]] | None:
-    """(step, tensors) of a saved state, or None where there is none that fits."""
+class State(NamedTuple):
+    """A saved state of a stage."""
+
+    step: int
+    seconds: float
+    tensors: dict[str, Tensor]
+
+
+def read_state(path: Path, fingerprint: str) -> State | None:
+    """A saved state, or None where there is none that fits."""
     if not path.is_file():
         return None
     try:
@@ -135,8 +151,9 @@ def read_state(path: Path, fingerprint: str) -> tuple[int, dict[str, Tensor]] | 
             metadata = file.metadata() or {}
             if metadata.get("fingerprint") != fingerprint:
                 return None
-            return int(metadata["step"]), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            return State(int(metadata["step"]), float(metadata["seconds"]), tensors)
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise TrainingError(
             f"{path}: damaged training state ({error}); remove it to start this stage again"
         ) from error
@@ -144,12 +161,12 @@ def read_state(path: Path, fingerprint: str) -> tuple[int, dict[str, Tensor]] | 
 
 def load_state(
     path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, fingerprint: str
-) -> int:
-    """Restore module and optimiser; returns the next step, 0 where nothing fits."""
+) -> tuple[int, float]:
+    """Restore module and optimiser; returns the next step and the seconds spent, or zeros."""
     found = read_state(path, fingerprint)
     if found is None:
-        return 0
-    step, tensors = found
+        return 0, 0.0
+    step, seconds, tensors = found
     module.load_state_dict(
         {k.removeprefix("module."): v for k, v in tensors.items() if k.startswith("module.")}
     )
@@ -160,7 +177,7 @@ def load_state(
             moments.setdefault(int(index), {})[name] = value
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
-    return step
+    return step, seconds
 
 
 def json_log(path: Path | None) -> Callable[[Mapping[str, Any]], None]:

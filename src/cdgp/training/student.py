@@ -72,7 +72,7 @@ def train_student(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeded(settings.seed, "student").initial_seed())
         student = ReverseStudent(teacher.channels, s.widths)
-    student.to(memory_format=torch.channels_last)
+    student.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     training = StudentTraining(teacher, student, s)
     optimizer = torch.optim.AdamW(
         student.parameters(), lr=s.learning_rate, weight_decay=s.weight_decay

@@ -33,6 +33,8 @@ class Fitted:
     """Scores one picture, HWC float32 RGB in [0, 1] at its own size."""
     seconds: float
     """Training time."""
+    probability: bool
+    """Whether the image score is meant as a probability."""
     facts: dict[str, Any]
     """What the row should say besides: flags, settings of the method's own."""
 

@@ -1,7 +1,5 @@
 """CDGP itself; which reading of the paper it is lies in the settings."""
 
-import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from cdgp.method.detector import calibrated
 from cdgp.presets import Settings
 from cdgp.progress import Progress
 from cdgp.training.calibrate import collect_evidence, fit_calibration
+from cdgp.training.dual_gp import LEAST_SEPARATION
 from cdgp.training.loop import new_fabric
 from cdgp.training.pictures import Pictures
 from cdgp.training.stages import assemble, dual_gp_stage, fingerprint, student_stage
@@ -27,22 +26,19 @@ def fit(manifest: Manifest, settings: Settings, states: Path, progress: Progress
     fabric = new_fabric()
     sha = manifest.sha256
     held_out = settings.calibration.pictures == "held_out"
-    signs: dict[str, Any] = {}
     folders = {
         stage: states / f"{stage}-{fingerprint(settings, sha, stage)[:16]}"
         for stage in ("dual_gp", "student")
     }
-    began = time.monotonic()
+    signs: dict[str, Any] = {}
     dual = dual_gp_stage(
         manifest.weak("fit" if held_out else "train"),
         settings, sha, fabric, folders["dual_gp"], signs.update, progress,
     )  # fmt: skip
-    dual_seconds = _total_seconds(folders["dual_gp"], time.monotonic() - began)
-    began = time.monotonic()
+    last: dict[str, Any] = {}
     teacher, student = student_stage(
-        manifest.weak("fit"), settings, sha, fabric, folders["student"], lambda r: None, progress
+        manifest.weak("fit"), settings, sha, fabric, folders["student"], last.update, progress
     )
-    student_seconds = _total_seconds(folders["student"], time.monotonic() - began)
     network = assemble(dual, teacher, student, settings).to(fabric.device)
     size = settings.input_size
     pictures = Pictures(manifest.weak("calibration"), size, settings.data.white_level)
@@ -66,20 +62,10 @@ def fit(manifest: Manifest, settings: Settings, states: Path, progress: Progress
         )
 
     facts = {
-        "separated": dual.separation >= 0.7,
+        "separated": dual.separation >= LEAST_SEPARATION,
         "separation": round(dual.separation, 4),
         "slope": round(calibration.image.slope, 4),
         "intercept": round(calibration.image.intercept, 4),
-        "signs": {k: v for k, v in signs.items() if k not in ("stage", "separation")},
+        "signs": {k: v for k, v in signs.items() if k not in ("stage", "separation", "seconds")},
     }
-    return Fitted(score, dual_seconds + student_seconds, facts)
-
-
-def _total_seconds(folder: Path, seconds: float) -> float:
-    """Training time of a stage, kept beside its state, since a trained stage only loads."""
-    path = folder / "seconds.json"
-    if path.is_file():
-        seconds = max(seconds, float(json.loads(path.read_text())))
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(seconds))
-    return seconds
+    return Fitted(score, signs["seconds"] + last["seconds"], True, facts)

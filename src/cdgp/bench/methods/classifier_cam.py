@@ -1,13 +1,12 @@
 """A plain classifier on the same backbone, with its class activation map.
 
-Global average pooling of the stage at stride 16 and one linear layer, binary cross-entropy, the
-same batches, jitter and number of steps as the Dual GP; the class activation map (Zhou et al.,
-2016) is the linear layer applied at every position.
+Global average pooling of the stage at stride 16 and one linear layer, binary cross-entropy, batches
+that are half defective, the jitter and the number of steps of the Dual GP; the class activation map
+(Zhou et al., 2016) is the linear layer applied at every position.
 """
 
-import time
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -62,17 +61,16 @@ def fit(manifest: Manifest, settings: Settings, states: Path, progress: Progress
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeded(settings.seed, "classifier").initial_seed())
         classifier = Classifier(encoder)
-    classifier.to(memory_format=torch.channels_last)
+    classifier.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     trained = [p for p in classifier.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=s.learning_rate, weight_decay=s.weight_decay)
     mark = fingerprint(settings, manifest.sha256, "dual_gp")
-    began = time.monotonic()
+    signs: dict[str, Any] = {}
     run_stage(
         "Classifier", fabric, classifier, optimizer, s.steps, s.final_learning_rate,
         lambda step: weak_batch(pictures, settings, step), f"classifier {mark}",
-        states / f"classifier-{mark[:16]}" / "classifier.safetensors", lambda r: None, progress,
+        states / f"classifier-{mark[:16]}" / "classifier.safetensors", signs.update, progress,
     )  # fmt: skip
-    seconds = time.monotonic() - began
     classifier.eval()
 
     @torch.inference_mode()
@@ -82,4 +80,4 @@ def fit(manifest: Manifest, settings: Settings, states: Path, progress: Progress
         probability = torch.sigmoid(activation.double().mean())
         return Scored(upsample(activation, native)[0].numpy(), float(probability))
 
-    return Fitted(score, seconds, {"learning_rate": s.learning_rate})
+    return Fitted(score, signs["seconds"], True, {"learning_rate": s.learning_rate})

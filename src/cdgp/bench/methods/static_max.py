@@ -44,4 +44,4 @@ def fit(manifest: Manifest, settings: Settings, states: Path, progress: Progress
         native = (picture.shape[0], picture.shape[1])
         return Scored(upsample(scores, native)[0].numpy(), float(scores.max()))
 
-    return Fitted(score, seconds, {})
+    return Fitted(score, seconds, False, {})

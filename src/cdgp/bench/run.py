@@ -78,8 +78,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def core_cells() -> Iterator[Cell]:
     """The grid, seed by seed, so that an early stop leaves whole comparisons."""
     for seed in (0, 1, 2):
-        for dataset, size in SIZES["default"].items():
-            for method in METHODS:
+        for method in METHODS:
+            for dataset, size in SIZES["default"].items():
                 yield Cell(dataset, method, "default", seed, size)
     for dataset, size in SIZES["default"].items():
         yield Cell(dataset, "cdgp", "held_out", 0, size)

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from cdgp.errors import CdgpError, SettingsError
 
@@ -23,8 +21,15 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 INTERRUPTED = 130
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+def say(text: str) -> None:
+    """A line on standard output."""
+    typer.echo(text)
+
+
+def warn(text: str, error: bool = False) -> None:
+    """A line on standard error, red where it is an error and a terminal shows it."""
+    typer.secho(text, err=True, fg="red" if error else None)
 
 
 def told(command: Callable[P, None]) -> Callable[P, None]:
@@ -35,10 +40,10 @@ def told(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except CdgpError as error:
-            err.print(f"error: {error}", markup=False, style="red")
+            warn(f"error: {error}", error=True)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
-            err.print("interrupted; finished work is kept, --resume goes on with a training")
+            warn("interrupted; finished work is kept, --resume goes on with a training")
             raise typer.Exit(INTERRUPTED) from None
 
     return wrapped
@@ -145,6 +150,8 @@ def writer(folder: Path, detector: "Detector", save_maps: bool) -> "OnPrediction
 
 def show_metrics(metrics: dict[str, Any], computed_on: str) -> None:
     """A small table of the metrics on standard output."""
+    from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=f"On {escape(computed_on)}", title_justify="left")
@@ -159,10 +166,10 @@ def show_metrics(metrics: dict[str, Any], computed_on: str) -> None:
             else f"– ({escape(metrics.get(f'{key}_reason', ''))})"
         )
         table.add_row(key, text)
-    out.print(table)
+    Console(highlight=False).print(table)
     for note, names in metrics.get("notes", {}).items():
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        err.print(f"note: {note.replace('_', ' ')}: {shown}", markup=False)
+        warn(f"note: {note.replace('_', ' ')}: {shown}")
 
 
 def supports_gpu_hint(preset: str | None) -> None:
@@ -170,7 +177,7 @@ def supports_gpu_hint(preset: str | None) -> None:
     import torch
 
     if preset is None and torch.cuda.is_available():
-        err.print("hint: this machine has a GPU; --preset paper trains the paper's larger network")
+        warn("hint: this machine has a GPU; --preset paper trains the paper's larger network")
 
 
 def make_folder(folder: Path, overwrite: bool) -> None:

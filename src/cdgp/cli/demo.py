@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdgp.cli.common import bars, err, out, told
+from cdgp.cli.common import bars, say, told, warn
 
 if TYPE_CHECKING:
     from cdgp.data.manifest import Manifest
@@ -30,7 +30,7 @@ def demo(
     """Train and evaluate on electroluminescence pictures of solar cells.
 
     Takes 250 cells that experts call sound and 250 that they call defective from the
-    elpv-dataset package (CC BY-NC-SA 4.0: for trying out, not for products), at a smaller input
+    elpv-dataset package (CC BY-NC-SA 4.0: for trying say, not for products), at a smaller input
     and with fewer steps than a real training.
 
     Examples:
@@ -48,13 +48,13 @@ def demo(
         dual_gp={"steps": DUAL_GP_STEPS},
         student={"steps": STUDENT_STEPS},
     )
-    err.print(
+    warn(
         f"demo: {PER_CLASS} good and {PER_CLASS} defective solar cells, input "
         f"{INPUT_SIZE[0]}x{INPUT_SIZE[1]} instead of 256x256, {DUAL_GP_STEPS} + {STUDENT_STEPS} "
         "steps instead of 400 + 360"
     )
     run_training(solar_cells(PER_CLASS), out_folder, chosen, resume, overwrite, False, bars(quiet))
-    out.print(f"look at {out_folder / 'report.html'} and {out_folder / 'overlays'}", markup=False)
+    say(f"look at {out_folder / 'report.html'} and {out_folder / 'overlays'}")
 
 
 def solar_cells(per_class: int) -> "Manifest":

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cdgp.cli.common import bars, make_folder, out, show_metrics, told, writer
+from cdgp.cli.common import bars, make_folder, say, show_metrics, told, writer
 
 
 @told
@@ -68,4 +68,4 @@ def evaluate(
             computed_on=computed_on,
             extra={},
         )
-        out.print(f"report: {out_folder / 'report.html'}", markup=False)
+        say(f"report: {out_folder / 'report.html'}")

@@ -1,11 +1,10 @@
 """The command line. Commands import what they need when they run, so that help comes at once."""
 
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-from cdgp.cli.common import out, quiet_stdout_errors
+from cdgp.cli.common import quiet_stdout_errors, say
 from cdgp.cli.demo import demo
 from cdgp.cli.evaluate import evaluate
 from cdgp.cli.predict import predict
@@ -16,6 +15,7 @@ app = typer.Typer(
     help="Defect detection and localisation learnt from two bins of pictures, good and defective.",
     epilog="Start with: cdgp demo. Then: cdgp train FOLDER --out runs/mine",
     no_args_is_help=True,
+    rich_markup_mode=None,  # plain help: the boxes would triple the time that help takes
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -28,7 +28,9 @@ app.command()(demo)
 
 def show_version(wanted: bool) -> None:
     if wanted:
-        out.print(f"cdgp {version('cdgp')}")
+        from importlib.metadata import version
+
+        say(f"cdgp {version('cdgp')}")
         raise typer.Exit
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cdgp.cli.common import bars, err, make_folder, out, told, writer
+from cdgp.cli.common import bars, make_folder, say, told, warn, writer
 
 
 @told
@@ -66,9 +66,9 @@ def predict(
             extra={},
         )
     rejected = sum(row.pred_label for row in rows)
-    out.print(f"{len(rows)} scored, {rejected} called defective: {out_folder}", markup=False)
+    say(f"{len(rows)} scored, {rejected} called defective: {out_folder}")
     if bad:
-        err.print(f"{len(bad)} pictures could not be read:", style="red")
+        warn(f"{len(bad)} pictures could not be read:", error=True)
         for error in bad:
-            err.print(f"  {error}", markup=False)
+            warn(f"  {error}")
         raise typer.Exit(DataError.exit_code)

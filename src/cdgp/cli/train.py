@@ -9,12 +9,12 @@ import typer
 from cdgp.cli.common import (
     bars,
     build_settings,
-    err,
-    out,
     parse_size,
+    say,
     show_metrics,
     supports_gpu_hint,
     told,
+    warn,
     writer,
 )
 
@@ -110,12 +110,12 @@ def run_training(
 
     run = fit(data, folder, settings, resume=resume, overwrite=overwrite, progress=progress)
     for note in run.detector.model.calibration.image.notes:
-        err.print(f"note: {note}", markup=False)
+        warn(f"note: {note}")
     detector = run.detector
     if detector.settings.calibration.tail == "counting" and (
         detector.region_level >= detector.colour_scale[1]
     ):
-        err.print(
+        warn(
             "note: no pixel can be rarer than decision.region_level with so few normal pixels, so "
             "no regions will be reported; raise the level, or use calibration.tail=pareto"
         )
@@ -144,7 +144,7 @@ def finish(run: "Run", folder: Path, save_maps: bool, progress: "Progress") -> N
         show_metrics(metrics, computed_on)
     else:
         computed_on = "nothing: no test pictures were set aside"
-        err.print("note: no test pictures were set aside, so there are no metrics")
+        warn("note: no test pictures were set aside, so there are no metrics")
     write_report(
         folder / "report.html",
         title=folder.name,
@@ -154,7 +154,7 @@ def finish(run: "Run", folder: Path, save_maps: bool, progress: "Progress") -> N
         computed_on=computed_on,
         extra={"log": read_log(folder), "manifest_counts": run.manifest.counts()},
     )
-    out.print(f"model:    {folder / 'model.safetensors'}", markup=False)
+    say(f"model:    {folder / 'model.safetensors'}")
     if test:
-        out.print(f"overlays: {folder / 'overlays'}", markup=False)
-    out.print(f"report:   {folder / 'report.html'}", markup=False)
+        say(f"overlays: {folder / 'overlays'}")
+    say(f"report:   {folder / 'report.html'}")

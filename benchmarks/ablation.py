@@ -147,18 +147,22 @@ def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states
             everyone.evidence.pooled.double().numpy(), everyone.defective.numpy()
         ).value
         evidence = [network(to_input(p, size)[None].to(fabric.device)) for p in native]
-        with out.open("a") as file:
-            for weight, tail in GRID if variant in FINALISTS else SHORT_GRID:
-                file.write(json.dumps({
-                        "dataset": name, "variant": variant, "seed": seed, "weight": weight,
-                        "tail": tail, "input_size": size, "steps": STEPS,
-                        "calibration_image_auroc": ranking,
-                        **localisation(collected, evidence, masks, s, weight, tail),
-                        "separation": round(dual.separation, 4),
-                        **{k: signs.get(k) for k in ("margin_good", "margin_defective",
-                           "variance_normal", "variance_anomaly", "token_cosine")},
-                        "seconds": round(seconds, 1),
-                    }) + "\n")  # fmt: skip
+        kept = ("margin_good", "margin_defective", "variance_normal", "variance_anomaly",
+                "token_cosine")  # fmt: skip
+        lines = [
+            json.dumps({
+                "dataset": name, "variant": variant, "seed": seed, "weight": weight,
+                "tail": tail, "input_size": size, "steps": STEPS,
+                "calibration_image_auroc": ranking,
+                **localisation(collected, evidence, masks, s, weight, tail),
+                "separation": round(dual.separation, 4),
+                **{key: signs.get(key) for key in kept},
+                "seconds": round(seconds, 1),
+            })
+            for weight, tail in (GRID if variant in FINALISTS else SHORT_GRID)
+        ]  # fmt: skip
+        with out.open("a") as file:  # all rows of a variant at once, so that none is half done
+            file.write("\n".join(lines) + "\n")
 
 
 def classifier_row(

@@ -30,7 +30,7 @@ def demo(
     """Train and evaluate on electroluminescence pictures of solar cells.
 
     Takes 250 cells that experts call sound and 250 that they call defective from the
-    elpv-dataset package (CC BY-NC-SA 4.0: for trying say, not for products), at a smaller input
+    elpv-dataset package (CC BY-NC-SA 4.0: for trying out, not for products), at a smaller input
     and with fewer steps than a real training.
 
     Examples:

@@ -13,7 +13,7 @@ from cdgp import artifact
 from cdgp.data.images import MIN_SIDE, read_picture, to_input
 from cdgp.errors import PictureError
 from cdgp.method.calibration import upsample
-from cdgp.method.detector import calibrated
+from cdgp.method.detector import Calibration, Evidence, Network, Scores, calibrated
 from cdgp.presets import Settings
 
 MAX_REGIONS = 100
@@ -105,14 +105,12 @@ class Detector:
         else:
             pixels = as_picture(picture, self.settings.data.white_level)
         size = self.settings.input_size
-        image = to_input(pixels, size)[None].to(self.device)
-        with torch.inference_mode():
-            evidence = self.model.network(image)
-            evidence = type(evidence)(*(part.float().cpu() for part in evidence))
-            scores = calibrated(evidence, self.model.calibration, size)
-            native = (pixels.shape[0], pixels.shape[1])
-            anomaly_map = upsample(scores.anomaly_map, native)[0].numpy()
-            surprisal = upsample(scores.surprisal, native)[0].numpy()
+        _, scores = score_picture(
+            self.model.network, self.model.calibration, pixels, size, self.device
+        )
+        native = (pixels.shape[0], pixels.shape[1])
+        anomaly_map = upsample(scores.anomaly_map, native)[0].numpy()
+        surprisal = upsample(scores.surprisal, native)[0].numpy()
         probability = float(torch.sigmoid(scores.logit.double())[0])
         return Prediction(
             anomaly_map,
@@ -122,6 +120,23 @@ class Detector:
             find_regions(surprisal, self.region_level),
             surprisal > self.region_level,
         )
+
+
+@torch.inference_mode()
+def score_picture(
+    network: Network,
+    calibration: Calibration,
+    pixels: NDArray[np.float32],
+    size: tuple[int, int],
+    device: torch.device,
+) -> tuple[Evidence, Scores]:
+    """Evidence and calibrated scores, on the processor, of one HWC float32 RGB picture in [0, 1].
+
+    The scores are at the network's input ``size`` (H, W), the evidence is at a quarter of it.
+    """
+    evidence = network(to_input(pixels, size)[None].to(device))
+    evidence = Evidence(*(part.float().cpu() for part in evidence))
+    return evidence, calibrated(evidence, calibration, size)
 
 
 def load(path: str | Path) -> Detector:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cdgp.inference import Detector, Prediction
     from cdgp.presets import PresetName, Settings
     from cdgp.progress import Progress
+    from cdgp.report.html import Extra
 
 P = ParamSpec("P")
 INTERRUPTED = 130
@@ -146,6 +147,33 @@ def writer(folder: Path, detector: "Detector", save_maps: bool) -> "OnPrediction
                 np.save(file, prediction.anomaly_map.astype(np.float16))
 
     return write
+
+
+def write_results(
+    folder: Path,
+    detector: "Detector",
+    rows: "Sequence[ScoredPicture]",
+    metrics: dict[str, Any] | None,
+    computed_on: str,
+    extra: "Extra",
+) -> None:
+    """``scores.csv``, the report, and ``metrics.json`` where there are metrics."""
+    from cdgp.evaluation import write_scores
+    from cdgp.files import write_text
+    from cdgp.report.html import write_report
+
+    write_scores(folder / "scores.csv", rows)
+    if metrics is not None:
+        write_text(folder / "metrics.json", json.dumps(metrics, indent=2) + "\n")
+    write_report(
+        folder / "report.html",
+        title=folder.name,
+        detector=detector,
+        rows=rows,
+        metrics=metrics,
+        computed_on=computed_on,
+        extra=extra,
+    )
 
 
 def show_metrics(metrics: dict[str, Any], computed_on: str) -> None:

@@ -37,7 +37,7 @@ def demo(
 
       cdgp demo
 
-      cdgp demo --out /tmp/demo --overwrite
+      cdgp demo --out runs/cells
     """
     from cdgp.cli.train import run_training
     from cdgp.presets import settings

@@ -1,12 +1,11 @@
 """``cdgp evaluate``: metrics of a trained model on labelled pictures."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cdgp.cli.common import bars, make_folder, say, show_metrics, told, writer
+from cdgp.cli.common import bars, make_folder, say, show_metrics, told, write_results, writer
 
 
 @told
@@ -35,10 +34,7 @@ def evaluate(
     """
     from cdgp.data.layouts import load as load_manifest
     from cdgp.evaluation import evaluate as evaluate_samples
-    from cdgp.evaluation import write_scores
-    from cdgp.files import write_text
     from cdgp.inference import load
-    from cdgp.report.html import write_report
 
     detector = load(model)
     data = detector.settings.data
@@ -57,15 +53,5 @@ def evaluate(
     metrics["computed_on"] = computed_on
     show_metrics(metrics, computed_on)
     if out_folder is not None:
-        write_scores(out_folder / "scores.csv", rows)
-        write_text(out_folder / "metrics.json", json.dumps(metrics, indent=2) + "\n")
-        write_report(
-            out_folder / "report.html",
-            title=out_folder.name,
-            detector=detector,
-            rows=rows,
-            metrics=metrics,
-            computed_on=computed_on,
-            extra={},
-        )
+        write_results(out_folder, detector, rows, metrics, computed_on, {})
         say(f"report: {out_folder / 'report.html'}")

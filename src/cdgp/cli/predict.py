@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cdgp.cli.common import bars, make_folder, say, told, warn, writer
+from cdgp.cli.common import bars, make_folder, say, told, warn, write_results, writer
 
 
 @told
@@ -34,7 +34,6 @@ def predict(
     from cdgp.errors import DataError, OutputError
     from cdgp.evaluation import predict_rows, write_scores
     from cdgp.inference import load
-    from cdgp.report.html import write_report
 
     detector = load(model)
     found: list[Path] = []
@@ -54,17 +53,11 @@ def predict(
     root = Path(os.path.commonpath([path.parent for path in found]))
     named = [(path.relative_to(root).as_posix(), path) for path in found]
     rows, bad = predict_rows(detector, named, bars(quiet), writer(out_folder, detector, save_maps))
-    write_scores(out_folder / "scores.csv", rows)
     if rows:
-        write_report(
-            out_folder / "report.html",
-            title=out_folder.name,
-            detector=detector,
-            rows=rows,
-            metrics=None,
-            computed_on=f"{len(rows)} pictures without labels",
-            extra={},
-        )
+        computed_on = f"{len(rows)} pictures without labels"
+        write_results(out_folder, detector, rows, None, computed_on, {})
+    else:
+        write_scores(out_folder / "scores.csv", rows)
     rejected = sum(row.pred_label for row in rows)
     say(f"{len(rows)} scored, {rejected} called defective: {out_folder}")
     if bad:

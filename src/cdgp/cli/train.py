@@ -1,6 +1,5 @@
 """``cdgp train``: two bins of pictures to a calibrated detector, with its report."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ from cdgp.cli.common import (
     supports_gpu_hint,
     told,
     warn,
+    write_results,
     writer,
 )
 
@@ -124,9 +124,8 @@ def run_training(
 
 def finish(run: "Run", folder: Path, save_maps: bool, progress: "Progress") -> None:
     """Scores, metrics, overlays and the report of a trained run."""
-    from cdgp.evaluation import ScoredPicture, evaluate, write_scores
-    from cdgp.files import write_text
-    from cdgp.report.html import write_report
+    from cdgp.evaluation import ScoredPicture, evaluate
+    from cdgp.report.html import Extra, write_report
     from cdgp.training.fit import read_log
 
     detector = run.detector
@@ -139,21 +138,15 @@ def finish(run: "Run", folder: Path, save_maps: bool, progress: "Progress") -> N
             detector, run.manifest, test, progress, writer(folder, detector, save_maps)
         )
         metrics["computed_on"] = computed_on
-        write_scores(folder / "scores.csv", rows)
-        write_text(folder / "metrics.json", json.dumps(metrics, indent=2) + "\n")
         show_metrics(metrics, computed_on)
     else:
         computed_on = "nothing: no test pictures were set aside"
         warn("note: no test pictures were set aside, so there are no metrics")
-    write_report(
-        folder / "report.html",
-        title=folder.name,
-        detector=detector,
-        rows=rows,
-        metrics=metrics,
-        computed_on=computed_on,
-        extra={"log": read_log(folder), "manifest_counts": run.manifest.counts()},
-    )
+    extra: Extra = {"log": read_log(folder), "manifest_counts": run.manifest.counts()}
+    if test:
+        write_results(folder, detector, rows, metrics, computed_on, extra)
+    else:
+        write_report(folder / "report.html", folder.name, detector, rows, None, computed_on, extra)
     say(f"model:    {folder / 'model.safetensors'}")
     if test:
         say(f"overlays: {folder / 'overlays'}")

@@ -16,7 +16,7 @@ import torch
 from cdgp import artifact
 from cdgp.artifact import Decision, Model
 from cdgp.data import layouts
-from cdgp.data.manifest import Manifest, WeakSample, absolute
+from cdgp.data.manifest import Manifest, absolute
 from cdgp.data.splits import hashed, split
 from cdgp.errors import DataError, OutputError, SettingsError
 from cdgp.files import write_text
@@ -30,7 +30,7 @@ from cdgp.progress import Progress, Quiet
 from cdgp.training.calibrate import CalibrationEvidence, collect_evidence, fit_calibration
 from cdgp.training.loop import json_log, new_fabric
 from cdgp.training.pictures import Pictures
-from cdgp.training.stages import Log, assemble, dual_gp_stage, student_stage
+from cdgp.training.stages import Log, assemble, dual_gp_samples, dual_gp_stage, student_stage
 
 MODEL = "model.safetensors"
 STATES = "state"
@@ -83,7 +83,7 @@ def fit(
             refuse_inside_data(folder, Path(data), settings)
         check_folder(folder, settings, resume, overwrite)
     manifest = prepare_manifest(data, settings, progress)
-    dual_gp_samples = check_calibration(manifest, settings)
+    check_calibration(manifest, settings)
     if folder is not None:
         if resume:
             refuse_changed_data(folder, manifest)
@@ -98,7 +98,7 @@ def fit(
     states = folder / STATES if folder else None
     log = json_log(folder / "log.jsonl" if folder else None)
     log({"stage": "start", "manifest_sha256": manifest.sha256, "resumed": resume})
-    model, separation = train(manifest, settings, dual_gp_samples, states, log, progress)
+    model, separation = train(manifest, settings, states, log, progress)
     if folder is not None:
         artifact.save(folder / MODEL, model)
         shutil.rmtree(folder / STATES, ignore_errors=True)
@@ -108,7 +108,6 @@ def fit(
 def train(
     manifest: Manifest,
     settings: Settings,
-    dual_gp_samples: tuple[WeakSample, ...],
     states: Path | None,
     log: Log,
     progress: Progress,
@@ -117,7 +116,9 @@ def train(
     fabric = new_fabric()
     sha = manifest.sha256
     calibration_samples = manifest.weak("calibration")
-    dual = dual_gp_stage(dual_gp_samples, settings, sha, fabric, states, log, progress)
+    dual = dual_gp_stage(
+        dual_gp_samples(manifest, settings), settings, sha, fabric, states, log, progress
+    )
     teacher, student = student_stage(
         manifest.weak("fit"), settings, sha, fabric, states, log, progress
     )
@@ -189,15 +190,12 @@ def prepare_manifest(
     )
 
 
-def check_calibration(manifest: Manifest, settings: Settings) -> tuple[WeakSample, ...]:
-    """The Dual GP's pictures; refuses a false-reject rate that the pictures cannot support."""
+def check_calibration(manifest: Manifest, settings: Settings) -> None:
+    """Refuse a false-reject rate that the good calibration pictures cannot support."""
     rate = settings.decision.max_false_rejects
     if rate is not None:
         good, _ = manifest.counts()["calibration"]
         false_reject_threshold([float(i) for i in range(good)], rate)
-    if settings.calibration.pictures == "held_out":
-        return manifest.weak("fit")
-    return manifest.weak("train")
 
 
 def refuse_inside_data(folder: Path, data: Path, settings: Settings) -> None:

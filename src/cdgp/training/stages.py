@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_fabric import Fabric
 
-from cdgp.data.manifest import WeakSample
+from cdgp.data.manifest import Manifest, WeakSample
 from cdgp.method.backbone import Encoder, load_weights
 from cdgp.method.detector import Network
 from cdgp.method.student import ReverseStudent
@@ -36,6 +36,12 @@ def fingerprint(settings: Settings, manifest_sha256: str, stage: str) -> str:
         parts["dual_gp"] = {k: v for k, v in used["dual_gp"].items() if k != "no_separation"}
     text = json.dumps([stage, manifest_sha256, parts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def dual_gp_samples(manifest: Manifest, settings: Settings) -> tuple[WeakSample, ...]:
+    """The Dual GP's pictures: fit and calibration, or fit alone where those are held out."""
+    held_out = settings.calibration.pictures == "held_out"
+    return manifest.weak("fit" if held_out else "train")
 
 
 def pretrained(settings: Settings) -> Encoder:

@@ -8,31 +8,35 @@ import torch
 from numpy.typing import NDArray
 
 from cdgp.bench.methods import Fitted, Scored
-from cdgp.data.images import to_input
 from cdgp.data.manifest import Manifest
+from cdgp.inference import score_picture
 from cdgp.method.calibration import upsample
-from cdgp.method.detector import calibrated
 from cdgp.presets import Settings
 from cdgp.progress import Progress
 from cdgp.training.calibrate import collect_evidence, fit_calibration
 from cdgp.training.dual_gp import LEAST_SEPARATION
 from cdgp.training.loop import new_fabric
 from cdgp.training.pictures import Pictures
-from cdgp.training.stages import assemble, dual_gp_stage, fingerprint, student_stage
+from cdgp.training.stages import (
+    assemble,
+    dual_gp_samples,
+    dual_gp_stage,
+    fingerprint,
+    student_stage,
+)
 
 
 def fit(manifest: Manifest, settings: Settings, states: Path, progress: Progress) -> Fitted:
     """Both stages and the calibration; stages that other settings share are trained once."""
     fabric = new_fabric()
     sha = manifest.sha256
-    held_out = settings.calibration.pictures == "held_out"
     folders = {
         stage: states / f"{stage}-{fingerprint(settings, sha, stage)[:16]}"
         for stage in ("dual_gp", "student")
     }
     signs: dict[str, Any] = {}
     dual = dual_gp_stage(
-        manifest.weak("fit" if held_out else "train"),
+        dual_gp_samples(manifest, settings),
         settings, sha, fabric, folders["dual_gp"], signs.update, progress,
     )  # fmt: skip
     last: dict[str, Any] = {}
@@ -45,12 +49,9 @@ def fit(manifest: Manifest, settings: Settings, states: Path, progress: Progress
     collected = collect_evidence(network, pictures, fabric.device, progress)
     calibration = fit_calibration(collected, settings.calibration)
 
-    @torch.inference_mode()
     def score(picture: NDArray[np.float32]) -> Scored:
         native = (picture.shape[0], picture.shape[1])
-        evidence = network(to_input(picture, size)[None].to(fabric.device))
-        evidence = type(evidence)(*(part.float().cpu() for part in evidence))
-        scores = calibrated(evidence, calibration, size)
+        evidence, scores = score_picture(network, calibration, picture, size, fabric.device)
         return Scored(
             upsample(scores.anomaly_map, native)[0].numpy(),
             float(torch.sigmoid(scores.logit.double())[0]),

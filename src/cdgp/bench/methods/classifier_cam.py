@@ -24,7 +24,7 @@ from cdgp.progress import Progress
 from cdgp.training.dual_gp import weak_batch
 from cdgp.training.loop import new_fabric, run_stage
 from cdgp.training.pictures import Pictures, seeded
-from cdgp.training.stages import fingerprint, pretrained
+from cdgp.training.stages import dual_gp_samples, fingerprint, pretrained
 
 
 class Classifier(nn.Module):
@@ -52,10 +52,7 @@ def fit(manifest: Manifest, settings: Settings, states: Path, progress: Progress
     s = settings.dual_gp
     fabric = new_fabric()
     size = settings.input_size
-    held_out = settings.calibration.pictures == "held_out"
-    pictures = Pictures(
-        manifest.weak("fit" if held_out else "train"), size, settings.data.white_level
-    )
+    pictures = Pictures(dual_gp_samples(manifest, settings), size, settings.data.white_level)
     encoder = pretrained(settings)
     encoder.freeze_stem()
     with torch.random.fork_rng(devices=[]):

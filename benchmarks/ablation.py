@@ -28,6 +28,7 @@ from cdgp.data.splits import hashed, split
 from cdgp.data.synthetic import plant_defect
 from cdgp.method.calibration import upsample
 from cdgp.method.detector import Evidence, calibrated
+from cdgp.method.student import residual_map, residuals
 from cdgp.metrics.ranking import image_auroc, pixel_auroc
 from cdgp.metrics.regions import aupro
 from cdgp.presets import settings as preset
@@ -39,7 +40,6 @@ from cdgp.training.stages import assemble, dual_gp_stage, student_stage
 
 SIZES = {"magnetic_tile": (160, 160), "ksdd": (256, 96)}
 STEPS = 200
-STUDENT_WIDTHS = (16, 40, 96, 160)
 BASE = {
     "learning_rate": 1e-3,
     "sigma_gradient": False,
@@ -65,6 +65,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 CLASSIFIER_RATES = {"classifier 3e-4": 3e-4, "classifier 1e-3": 1e-3, "classifier 3e-3": 3e-3}
 """The reference's own learning rate, ranked the same way."""
+STUDENT_RATES = {f"student {r:.0e}".replace("e-0", "e-"): r for r in (3e-4, 1e-3, 3e-3, 1e-2)}
+"""The reverse student's learning rate, ranked by the residual alone on planted defects."""
 GRID = [(w, tail) for w in (0.0, 0.01, 0.025, 0.05, 0.1, 0.2) for tail in ("counting", "pareto")]
 """Fusion weights and tails, of the finalists."""
 SHORT_GRID = [(0.025, "counting")]
@@ -76,7 +78,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs/results/ablation.jsonl"))
     parser.add_argument("--sets", nargs="*", default=list(SIZES))
-    parser.add_argument("--variants", nargs="*", default=list(VARIANTS))
+    parser.add_argument(
+        "--variants", nargs="*", default=list(VARIANTS | CLASSIFIER_RATES | STUDENT_RATES)
+    )
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--states", type=Path, default=Path("runs/ablation"))
     parser.add_argument("--table", action="store_true")
@@ -115,8 +119,11 @@ def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states
     student = None
     for variant in variants:
         began = time.monotonic()
-        if variant in CLASSIFIER_RATES:
-            row = classifier_row(manifest, size, seed, CLASSIFIER_RATES[variant], native, masks)
+        if variant in CLASSIFIER_RATES | STUDENT_RATES:
+            if variant in CLASSIFIER_RATES:
+                row = classifier_row(manifest, size, seed, CLASSIFIER_RATES[variant], native, masks)
+            else:
+                row = student_row(manifest, size, seed, STUDENT_RATES[variant], native, masks)
             row = {"dataset": name, "variant": variant, "seed": seed, "weight": None,
                    "tail": None, "input_size": size, "steps": STEPS, **row,
                    "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
@@ -128,7 +135,7 @@ def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states
             seed=seed,
             input_size=size,
             dual_gp=BASE | {"steps": STEPS, "no_separation": "flag"} | VARIANTS[variant],
-            student={"steps": STEPS, "widths": STUDENT_WIDTHS},
+            student={"steps": STEPS},
             calibration={"pictures": "held_out"},
         )
         signs: dict[str, Any] = {}
@@ -188,6 +195,29 @@ def classifier_row(
     ranking = image_auroc(scores, [c.defective for c in calibration]).value
     maps = [fitted.score(picture).anomaly_map for picture in native]
     return {"calibration_image_auroc": ranking, **planted_metrics(maps, masks)}
+
+
+def student_row(
+    manifest: Manifest,
+    size: tuple[int, int],
+    seed: int,
+    rate: float,
+    native: list[np.ndarray],
+    masks: list[np.ndarray],
+) -> dict[str, float | None]:
+    """The student on good fit pictures, its residual ranked on planted defects."""
+    s = preset("lite", seed=seed, input_size=size, student={"steps": STEPS, "learning_rate": rate})
+    teacher, student = student_stage(
+        manifest.weak("fit"), s, manifest.sha256, new_fabric(), None, lambda record: None, Bars()
+    )
+    maps = []
+    with torch.inference_mode():
+        for picture, mask in zip(native, masks, strict=True):
+            features = teacher(teacher.normalise(to_input(picture, size)[None]))
+            rebuilt = student(features[2], [(f.shape[-2], f.shape[-1]) for f in features])
+            residual = residual_map(residuals(features, rebuilt))
+            maps.append(upsample(residual, mask.shape)[0].numpy())
+    return {"calibration_image_auroc": None, **planted_metrics(maps, masks)}
 
 
 def localisation(

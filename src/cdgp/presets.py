@@ -115,7 +115,7 @@ class StudentSettings(_Section):
     """Channels at strides 4, 8, 16 and 32."""
     steps: Count = 360
     batch_size: Annotated[int, Field(ge=2)] = 5
-    learning_rate: Positive = 3e-4
+    learning_rate: Positive
     final_learning_rate: Annotated[float, Field(ge=0)] = 1e-6
     weight_decay: Annotated[float, Field(ge=0)] = 1e-4
     noise: Annotated[float, Field(ge=0)] = 0.035
@@ -203,7 +203,7 @@ PRESETS: dict[PresetName, dict[str, Any]] = {
             "sampler": "random",
             "mil_pooling": "max",
         },
-        "student": {"widths": (64, 192, 384, 496)},
+        "student": {"widths": (64, 192, 384, 496), "learning_rate": 3e-4},
         "calibration": {"fusion_weight": 0.025, "tail": "counting"},
     },
     "lite": {
@@ -216,7 +216,7 @@ PRESETS: dict[PresetName, dict[str, Any]] = {
             "sampler": "random",
             "mil_pooling": "max",
         },
-        "student": {"widths": (16, 32, 64, 128)},
+        "student": {"widths": (16, 32, 64, 128), "learning_rate": 3e-3},
         "calibration": {"fusion_weight": 0.025, "tail": "counting"},
     },
 }

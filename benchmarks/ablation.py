@@ -260,7 +260,7 @@ def table(path: Path) -> str:
     lines = ["| variant | set | seed | w | tail | AUROC-I | AUROC-P | AUPRO@.3 | AUPRO@.05 | "
              "margin good | margin def. | var N | var A | cosine |", "|" + "---|" * 14]  # fmt: skip
     grid: dict[Any, list[Any]] = defaultdict(list)
-    for row in read(path):
+    for row in sorted(read(path), key=lambda row: (row["dataset"], row["seed"])):
         cells = [row.get(k) for k in keys]
         text = [
             "–" if c is None else f"{100 * c:.1f}" if i < 4 else f"{c:.2f}"

@@ -15,20 +15,20 @@ import time
 from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from cdgp.bench.methods import classifier_cam
+from cdgp.bench.run import read_rows
 from cdgp.data.images import read_picture, to_input
 from cdgp.data.layouts import load
 from cdgp.data.manifest import Manifest
 from cdgp.data.splits import hashed, split
 from cdgp.data.synthetic import plant_defect
 from cdgp.method.calibration import upsample
-from cdgp.method.detector import Evidence, calibrated
-from cdgp.method.student import residual_map, residuals
+from cdgp.method.detector import Evidence, calibrated, reconstruction_residual
 from cdgp.metrics.ranking import image_auroc, pixel_auroc
 from cdgp.metrics.regions import aupro
 from cdgp.presets import settings as preset
@@ -70,7 +70,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 CLASSIFIER_RATES = {"classifier 3e-4": 3e-4, "classifier 1e-3": 1e-3, "classifier 3e-3": 3e-3}
 """The reference's own learning rate, ranked the same way."""
-STUDENT_RATES = {f"student {r:.0e}".replace("e-0", "e-"): r for r in (3e-4, 1e-3, 3e-3, 1e-2)}
+STUDENT_RATES = {"student 3e-4": 3e-4, "student 1e-3": 1e-3, "student 3e-3": 3e-3,
+                 "student 1e-2": 1e-2}  # fmt: skip
 """The reverse student's learning rate, ranked by the residual alone on planted defects."""
 GRID = [(w, tail) for w in (0.0, 0.01, 0.025, 0.05, 0.1, 0.2) for tail in ("counting", "pareto")]
 """Fusion weights and tails, of the finalists."""
@@ -94,7 +95,7 @@ def main() -> None:
     if arguments.table:
         print(table(arguments.out))
         return
-    rows = read(arguments.out)
+    rows = read_rows(arguments.out)
     done = {(r["dataset"], r["variant"], r["seed"]) for r in rows}
     for seed in arguments.seeds:
         for name in arguments.sets:
@@ -103,8 +104,15 @@ def main() -> None:
                 run(name, seed, todo, arguments.data, arguments.out, arguments.states)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+class Screening(NamedTuple):
+    """What one set and seed give to every variant."""
+
+    manifest: Manifest
+    size: tuple[int, int]
+    seed: int
+    native: list[np.ndarray]
+    """Good calibration pictures, with a planted defect and then without, at their own size."""
+    masks: list[np.ndarray]
 
 
 def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states: Path) -> None:
@@ -121,15 +129,16 @@ def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states
     native = [picture for picture, _ in planted] + [read_picture(s.image) for s in good[1::2]]
     masks = [mask for _, mask in planted]
     masks += [np.zeros_like(mask) for mask in masks]
+    screening = Screening(manifest, size, seed, native, masks)
     folder = states / f"{name}-{seed}"
     student = None
     for variant in variants:
         began = time.monotonic()
         if variant in CLASSIFIER_RATES | STUDENT_RATES:
             if variant in CLASSIFIER_RATES:
-                row = classifier_row(manifest, size, seed, CLASSIFIER_RATES[variant], native, masks)
+                row = classifier_row(screening, CLASSIFIER_RATES[variant])
             else:
-                row = student_row(manifest, size, seed, STUDENT_RATES[variant], native, masks)
+                row = student_row(screening, STUDENT_RATES[variant])
             row = {"dataset": name, "variant": variant, "seed": seed, "weight": None,
                    "tail": None, "input_size": size, "steps": STEPS, **row,
                    "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
@@ -178,15 +187,9 @@ def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states
             file.write("\n".join(lines) + "\n")
 
 
-def classifier_row(
-    manifest: Manifest,
-    size: tuple[int, int],
-    seed: int,
-    rate: float,
-    native: list[np.ndarray],
-    masks: list[np.ndarray],
-) -> dict[str, float | None]:
+def classifier_row(screening: Screening, rate: float) -> dict[str, float | None]:
     """The classifier on fit pictures, ranked on calibration pictures and planted defects."""
+    manifest, size, seed, native, masks = screening
     s = preset(
         "lite",
         seed=seed,
@@ -203,26 +206,20 @@ def classifier_row(
     return {"calibration_image_auroc": ranking, **planted_metrics(maps, masks)}
 
 
-def student_row(
-    manifest: Manifest,
-    size: tuple[int, int],
-    seed: int,
-    rate: float,
-    native: list[np.ndarray],
-    masks: list[np.ndarray],
-) -> dict[str, float | None]:
+def student_row(screening: Screening, rate: float) -> dict[str, float | None]:
     """The student on good fit pictures, its residual ranked on planted defects."""
+    manifest, size, seed, native, masks = screening
     s = preset("lite", seed=seed, input_size=size, student={"steps": STEPS, "learning_rate": rate})
     teacher, student = student_stage(
         manifest.weak("fit"), s, manifest.sha256, new_fabric(), None, lambda record: None, Bars()
     )
-    maps = []
     with torch.inference_mode():
-        for picture, mask in zip(native, masks, strict=True):
-            features = teacher(teacher.normalise(to_input(picture, size)[None]))
-            rebuilt = student(features[2], [(f.shape[-2], f.shape[-1]) for f in features])
-            residual = residual_map(residuals(features, rebuilt))
-            maps.append(upsample(residual, mask.shape)[0].numpy())
+        maps = [
+            upsample(
+                reconstruction_residual(teacher, student, to_input(picture, size)[None]), mask.shape
+            )[0].numpy()
+            for picture, mask in zip(native, masks, strict=True)
+        ]
     return {"calibration_image_auroc": None, **planted_metrics(maps, masks)}
 
 
@@ -260,7 +257,7 @@ def table(path: Path) -> str:
     lines = ["| variant | set | seed | w | tail | AUROC-I | AUROC-P | AUPRO@.3 | AUPRO@.05 | "
              "margin good | margin def. | var N | var A | cosine |", "|" + "---|" * 14]  # fmt: skip
     grid: dict[Any, list[Any]] = defaultdict(list)
-    for row in sorted(read(path), key=lambda row: (row["dataset"], row["seed"])):
+    for row in sorted(read_rows(path), key=lambda row: (row["dataset"], row["seed"])):
         cells = [row.get(k) for k in keys]
         text = [
             "–" if c is None else f"{100 * c:.1f}" if i < 4 else f"{c:.2f}"

@@ -116,9 +116,7 @@ class Network(nn.Module):
 
     def residual(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) RGB in [0, 1] to the residual map (B, H/4, W/4)."""
-        teacher = self.teacher(self.teacher.normalise(images))
-        sizes = [(f.shape[-2], f.shape[-1]) for f in teacher]
-        return residual_map(residuals(teacher, self.student(teacher[2], sizes)))
+        return reconstruction_residual(self.teacher, self.student, images)
 
     @torch.inference_mode()
     def forward(self, images: Tensor) -> Evidence:
@@ -127,6 +125,13 @@ class Network(nn.Module):
         dominance = self.dominance(images)
         pooled = log_mean_exp(dominance.flatten(1), self.sharpness)
         return Evidence(dominance, self.residual(images), pooled)
+
+
+def reconstruction_residual(teacher: Encoder, student: ReverseStudent, images: Tensor) -> Tensor:
+    """(B, 3, H, W) RGB in [0, 1] to the residual map (B, H/4, W/4) of Eq. 23."""
+    features = teacher(teacher.normalise(images))
+    sizes = [(f.shape[-2], f.shape[-1]) for f in features]
+    return residual_map(residuals(features, student(features[2], sizes)))
 
 
 def calibrated(evidence: Evidence, calibration: Calibration, size: tuple[int, int]) -> Scores:

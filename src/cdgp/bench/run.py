@@ -38,6 +38,8 @@ class Variant(NamedTuple):
 
     fit: Fit
     changes: dict[str, Any]
+    uses: tuple[str, ...]
+    """The settings that its row depends on."""
 
 
 class Cell(NamedTuple):
@@ -56,13 +58,17 @@ PAPER_READING = {
 }
 CLASSIFIER_RATE = 3e-3
 """Ranked on calibration pictures; see docs/decisions.md."""
+SHARED = ("preset", "seed", "input_size", "data", "backbone")
+ALL = (*SHARED, "inducing", "dual_gp", "student", "calibration")
 METHODS: dict[str, Variant] = {
-    "static_max": Variant(static_max.fit, {}),
-    "cdgp": Variant(cdgp.fit, {}),
+    "static_max": Variant(static_max.fit, {}, (*SHARED, "inducing")),
+    "cdgp": Variant(cdgp.fit, {}, ALL),
     "classifier_cam": Variant(
-        classifier_cam.fit, {"dual_gp": {"learning_rate": CLASSIFIER_RATE, "sampler": "balanced"}}
+        classifier_cam.fit,
+        {"dual_gp": {"learning_rate": CLASSIFIER_RATE, "sampler": "balanced"}},
+        (*SHARED, "dual_gp"),
     ),
-    "cdgp_paper": Variant(cdgp.fit, PAPER_READING),
+    "cdgp_paper": Variant(cdgp.fit, PAPER_READING, ALL),
 }
 SIZES = {
     "default": {"magnetic_tile": (192, 192), "ksdd": (384, 160)},
@@ -95,8 +101,9 @@ def cell_settings(cell: Cell) -> Settings:
 
 
 def config_sha256(cell: Cell) -> str:
-    """Digest of the method's name and all its settings."""
-    config = [cell.method, cell_settings(cell).model_dump(mode="json")]
+    """Digest of the method's name and the settings that its row depends on."""
+    used = cell_settings(cell).model_dump(mode="json", include=set(METHODS[cell.method].uses))
+    config = [cell.method, used]
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
@@ -237,21 +244,20 @@ def main() -> None:
     if arguments.table:
         print(table(rows))
         return
-    done = {(r["dataset"], r["setting"], r["config_sha256"]) for r in rows}
-    stale = len(done - {(c.dataset, c.setting, config_sha256(c)) for c in core_cells()})
+    pictures = {name: hashed(load(arguments.data / name)) for name in SIZES["default"]}
+    cells = [(cell, split(pictures[cell.dataset], cell.seed)) for cell in core_cells()]
+    done = {(r["setting"], r["config_sha256"], r["manifest_sha256"]) for r in rows}
+    stale = len(done - {(c.setting, config_sha256(c), m.sha256) for c, m in cells})
     if stale:
         raise SystemExit(
-            f"{arguments.out}: {stale} rows were made with other settings; remove them first"
+            f"{arguments.out}: {stale} rows were made with other settings or pictures; remove "
+            "them first"
         )
-    manifests: dict[tuple[str, int], Manifest] = {}
-    for cell in core_cells():
-        if (cell.dataset, cell.setting, config_sha256(cell)) in done:
+    for cell, manifest in cells:
+        if (cell.setting, config_sha256(cell), manifest.sha256) in done:
             continue
-        key = (cell.dataset, cell.seed)
-        if key not in manifests:
-            manifests[key] = split(hashed(load(arguments.data / cell.dataset)), cell.seed)
         print(*cell)
-        row = run_cell(cell, manifests[key], arguments.states, Bars())
+        row = run_cell(cell, manifest, arguments.states, Bars())
         with arguments.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 

@@ -15,7 +15,7 @@ def corrupt(
     erase_probability: float,
     erase_sides: tuple[float, float],
 ) -> Tensor:
-    """Additive noise, 3 x 3 local averaging and a zero rectangle, drawn per picture.
+    """Additive noise, then 3 x 3 local averaging, then a zero rectangle, drawn per picture.
 
     Args:
         images: (B, 3, H, W) on the backbone's normalised scale, where zero is the mean colour.
@@ -29,10 +29,11 @@ def corrupt(
     height, width = images.shape[-2:]
     for image, out in zip(images, corrupted, strict=True):
         blur, erase, tall, wide, top, left = torch.rand(6, generator=generator).tolist()
+        image = image + noise * torch.randn(image.shape, generator=generator).to(image.device)
         if blur < blur_probability:
             padded = functional.pad(image[None], (1, 1, 1, 1), mode="replicate")
             image = functional.avg_pool2d(padded, kernel_size=3, stride=1)[0]
-        out.copy_(image + noise * torch.randn(image.shape, generator=generator).to(image.device))
+        out.copy_(image)
         if erase < erase_probability:
             least, largest = erase_sides
             h = max(1, round(height * (least + (largest - least) * tall)))

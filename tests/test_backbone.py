@@ -175,9 +175,10 @@ def test_training_moves_stage_statistics_only_where_asked(name: str, batch_norm:
     [
         ("no_such_model", "Unknown model"),
         (f"{SMALL}.no_such_tag", "Invalid pretrained tag"),
-        ("convnext_atto", r"strides \(8, 16, 32\), needed: \(4, 8, 16\)"),
-        ("vit_tiny_patch16_224", r"strides \(16, 16, 16\)"),
-        ("levit_128s", "out of range"),
+        ("vit_tiny_patch16_224", r"strides \[16, 16, 16\], needed: \(4, 8, 16\)"),
+        ("levit_128s", r"strides \[16, 32, 64\], needed"),
+        ("swin_tiny_patch4_window7_224", "one size alone"),
+        ("vgg11", "stem cannot be told"),
     ],
 )
 def test_backbones_that_do_not_fit_are_refused(name: str, reason: str) -> None:
@@ -200,13 +201,30 @@ def test_a_repository_as_backbone_is_refused() -> None:
         Encoder("timm/resnet18")
 
 
-def test_a_backbone_whose_stages_are_not_recognised_is_not_frozen_whole() -> None:
-    try:
-        encoder = Encoder("regnetx_002")
-    except SettingsError:
-        return
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("regnetx_002", {"stem"}),
+        ("convnext_atto", {"stem_0", "stem_1"}),
+        ("hrnet_w18_small", {"conv1", "bn1", "act1", "conv2", "bn2", "act2"}),
+        ("densenet121", {"features_conv0", "features_norm0", "features_pool0"}),
+    ],
+)
+def test_other_families_are_cut_at_their_strides_and_after_their_stem(
+    name: str, stem: set[str]
+) -> None:
+    encoder = Encoder(name)
+    features = encoder(torch.rand(1, 3, 64, 96))
+    assert [tuple(f.shape[2:]) for f in features] == [(16, 24), (8, 12), (4, 6)]
+    assert tuple(f.shape[1] for f in features) == encoder.channels
     encoder.freeze_stem()
-    assert any(p.requires_grad for p in encoder.parameters())
+    frozen = {
+        child
+        for child, module in encoder.trunk.named_children()
+        if any(not p.requires_grad for p in module.parameters())
+    }
+    assert frozen == {s for s in stem if not s.startswith(("act", "features_pool"))}
+    assert {id(m) for m in encoder.stem()} == {id(encoder.trunk.get_submodule(s)) for s in stem}
 
 
 def test_random_weights_are_those_of_the_start() -> None:

@@ -227,6 +227,25 @@ def test_fused_dominance_is_the_unfused_one(seed: int, scale: float) -> None:
     assert error.max() <= 1e-5
 
 
+@pytest.mark.parametrize("cosine", [0.5, 0.8, 0.9])
+def test_fused_dominance_of_tokens_that_resemble_each_other_is_exact(cosine: float) -> None:
+    """As trained networks leave them; the unfused float32 form is the less exact one here."""
+    common = unit_tokens(1, 256, 1)
+
+    def alike(count: int, seed: int) -> torch.Tensor:
+        own = unit_tokens(count, 256, seed)
+        mixed = cosine**0.5 * common + (1 - cosine) ** 0.5 * own
+        return torch.nn.functional.normalize(mixed, dim=1).float()
+
+    pair = DualGP(*(random_gp(alike(M, M), linear, M, scale=1.0) for M in (32, 16)))
+    tokens = alike(500, 7)
+    mean_N, variance_N = closed_form(pair.normal, tokens)
+    mean_A, variance_A = closed_form(pair.anomaly, tokens)
+    exact = (mean_A - mean_N) / np.sqrt(variance_A + variance_N)
+    error = np.abs(FusedDominance(pair, FLOOR)(tokens).numpy() - exact)
+    assert (error / np.maximum(1, np.abs(exact))).max() <= 1e-5
+
+
 @pytest.mark.parametrize("seed", [0, 10])
 def test_fused_mean_margin_is_the_unfused_one_and_linear(seed: int) -> None:
     pair = random_pair(seed, 1.0, torch.float64)

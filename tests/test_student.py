@@ -169,6 +169,13 @@ def test_rectangle_lies_over_blur_and_noise_and_both_chances_are_independent() -
     assert_share(int((~erased & blurred).sum()), draws, (1 - ERASE) * BLUR)
 
 
+def test_noise_is_averaged_where_the_picture_is() -> None:
+    """Noise comes first: nine independent values in one mean leave a third of its deviation."""
+    averaged = corrupted(torch.zeros(8, 3, 64, 64), 0, noise=NOISE, blur=1.0)
+    inner = averaged[..., 1:-1, 1:-1]
+    assert float(inner.std()) == pytest.approx(NOISE / 3, rel=0.05)
+
+
 def test_residuals_are_one_minus_the_cosine() -> None:
     teacher, student = pyramid(2, (3, 5, 4), 0), pyramid(2, (3, 5, 4), 9)
     for r, t, s in zip(residuals(teacher, student), teacher, student, strict=True):

@@ -112,18 +112,37 @@ def test_killed_process_resumes_to_the_same(
     code = (
         "import sys; sys.path.insert(0, sys.argv[3]); import torch; torch.set_num_threads(1)\n"
         "from conftest import tiny_settings; from cdgp.training import loop, fit\n"
-        "loop.SAVE_SECONDS = 0.0\n"
+        "import time; loop.SAVE_SECONDS = 0.0; save = loop.save_state\n"
+        "loop.save_state = lambda *a: (save(*a), time.sleep(0.5))\n"
         "fit.fit(sys.argv[1], sys.argv[2], tiny_settings())\n"
     )
     arguments = [str(surfaces.root), str(out), str(Path(__file__).parent)]
     process = subprocess.Popen([sys.executable, "-c", code, *arguments])
-    while process.poll() is None and not (out / "log.jsonl").exists():
+    while process.poll() is None and not list(out.glob("state/*.safetensors")):
         time.sleep(0.02)
-    time.sleep(random.uniform(0, 4))
+    time.sleep(random.uniform(0, 1.5))
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert process.wait() == -signal.SIGKILL
+    assert not (out / "model.safetensors").exists()
     resumed = fit(surfaces.root, out, tiny_settings(), resume=True)
     assert_same(weights_of(tiny_run), weights_of(resumed))
+
+
+def test_resumed_run_may_decide_otherwise_but_not_train_otherwise(
+    surfaces: Manifest, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        fit(surfaces.root, out, tiny_settings(), progress=Interrupting("Reverse student", 2))
+    with pytest.raises(SettingsError, match=r"other settings \(student\.steps\)"):
+        fit(surfaces.root, out, tiny_settings(student={"steps": 5, "batch_size": 2}), resume=True)
+    chosen = tiny_settings(decision={"threshold": 0.25})
+    resumed = fit(surfaces.root, out, chosen, resume=True)
+    assert resumed.detector.model.decision.threshold == 0.25
+    assert_same(weights_of(tiny_run), weights_of(resumed))
+    with pytest.raises(SettingsError, match=r"other settings \(decision\.threshold\)"):
+        fit(surfaces.root, out, tiny_settings(), resume=True)
 
 
 def test_split_does_not_depend_on_the_order(surfaces: Manifest) -> None:

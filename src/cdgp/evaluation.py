@@ -69,7 +69,7 @@ def evaluate(
     progress: Progress,
     on_prediction: OnPrediction = lambda row, prediction: None,
 ) -> tuple[list[ScoredPicture], dict[str, Any]]:
-    """Score samples; the masks are read here and nowhere before.
+    """Score samples; their masks are read into the metrics, after a picture is scored.
 
     Pixel metrics take every good picture (all of it unmarked) and every defective picture with a
     marked mask, at the pictures' own sizes; a defective picture without a mask, or with an empty
@@ -195,7 +195,7 @@ def write_scores(path: Path, rows: Sequence[ScoredPicture]) -> None:
             row.name.encode("utf-8", "backslashreplace").decode(),
             row.split or "",
             words[row.defective],
-            f"{row.pred_score:.6g}",
+            repr(row.pred_score),  # shortest that reads back the same: 0.9999999 stays below 1
             words[row.pred_label],
             json.dumps([asdict(region) for region in row.regions]),
         ])  # fmt: skip

@@ -2,8 +2,7 @@
 
 `paper` is the configuration table of the paper's supplement to the letter, and what the paper
 leaves open is set as `docs/decisions.md` argues. `lite` runs offline and on a laptop's processor.
-Unknown keys are refused with the nearest name that exists; nothing else in the package holds a
-default.
+Unknown keys are refused with the nearest name that exists.
 """
 
 import difflib

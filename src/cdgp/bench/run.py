@@ -133,7 +133,7 @@ def run_cell(cell: Cell, manifest: Manifest, states: Path, progress: Progress) -
 
 
 def score_test(fitted: Fitted, manifest: Manifest, progress: Progress) -> dict[str, Any]:
-    """Metrics over the test part; the masks are read here and nowhere before."""
+    """Metrics over the test part; a mask is read once its picture is scored."""
     samples = manifest.of("test")
     stores: dict[str, MapFile] = defaultdict(MapFile)
     masks, names, kinds, image_scores = [], [], [], []
@@ -245,7 +245,11 @@ def main() -> None:
         print(table(rows))
         return
     pictures = {name: hashed(load(arguments.data / name)) for name in SIZES["default"]}
-    cells = [(cell, split(pictures[cell.dataset], cell.seed)) for cell in core_cells()]
+    cells = []
+    for cell in core_cells():
+        data = cell_settings(cell).data
+        parts = (cell.seed, data.test_fraction, data.calibration_fraction)
+        cells.append((cell, split(pictures[cell.dataset], *parts)))
     done = {(r["setting"], r["config_sha256"], r["manifest_sha256"]) for r in rows}
     stale = len(done - {(c.setting, config_sha256(c), m.sha256) for c, m in cells})
     if stale:

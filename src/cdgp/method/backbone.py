@@ -19,7 +19,8 @@ STRIDES = (4, 8, 16)
 BUNDLED_BACKBONE = "tf_efficientnet_lite0"
 BUNDLED_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 _PROBE_SECONDS = 5.0
-_TRUNK = ("layer", "blocks", "stages", "stage")
+_TRUNK = ("layer", "blocks", "stage", "s1", "features_denseblock1")
+"""What timm calls the first child that is no longer stem."""
 
 
 class Encoder(nn.Module):
@@ -41,19 +42,23 @@ class Encoder(nn.Module):
                 f"backbone.name = {name!r}: a timm model name is needed, not a repository or path"
             )
         try:
+            with torch.device("meta"):
+                found = timm.create_model(name, pretrained=False, features_only=True)
+            info: Any = found.feature_info
+            strides: list[int] = info.reduction()
+            if not set(STRIDES) <= set(strides):
+                raise ValueError(f"its stages have strides {strides}, needed: {STRIDES}")
+            # The last one of equal strides sees most.
+            stages = [max(i for i, s in enumerate(strides) if s == stride) for stride in STRIDES]
             trunk = timm.create_model(
-                name, pretrained=False, features_only=True, out_indices=(1, 2, 3)
+                name, pretrained=False, features_only=True, out_indices=stages
             )
         except (RuntimeError, IndexError, AssertionError, ValueError, OSError) as error:
             raise SettingsError(
-                f"backbone.name = {name!r}: timm cannot build it with three stages: {error}"
+                f"backbone.name = {name!r}: timm cannot build it with features at strides 4, 8 "
+                f"and 16: {error}"
             ) from error
-        info: Any = trunk.feature_info
-        strides = tuple(info.reduction())
-        if strides != STRIDES:
-            raise SettingsError(
-                f"backbone.name = {name!r}: its stages have strides {strides}, needed: {STRIDES}"
-            )
+        info = trunk.feature_info
         blocks = getattr(trunk, "blocks", None)
         if isinstance(blocks, nn.Sequential):
             # timm keeps the stages beyond the last feature here, and would run them every time.
@@ -66,6 +71,11 @@ class Encoder(nn.Module):
         self.trunk: nn.Module = trunk
         self.channels: tuple[int, ...] = tuple(info.channels())
         config = timm.models.get_pretrained_cfg(name)
+        if config is not None and config.fixed_input_size:
+            raise SettingsError(
+                f"backbone.name = {name!r}: it takes pictures of one size alone; choose a "
+                "convolutional network"
+            )
         mean = (0.485, 0.456, 0.406) if config is None else config.mean
         std = (0.229, 0.224, 0.225) if config is None else config.std
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1))
@@ -84,7 +94,10 @@ class Encoder(nn.Module):
 
     def stem(self) -> Iterator[nn.Module]:
         """The modules before the first trunk stage."""
-        return (m for name, m in self.trunk.named_children() if not name.startswith(_TRUNK))
+        for name, module in self.trunk.named_children():
+            if name.startswith(_TRUNK):
+                return
+            yield module
 
     def freeze_stem(self) -> None:
         for module in self.stem():

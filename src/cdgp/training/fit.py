@@ -33,6 +33,10 @@ from cdgp.training.pictures import Pictures
 from cdgp.training.stages import Log, assemble, dual_gp_samples, dual_gp_stage, student_stage
 
 MODEL = "model.safetensors"
+WITHOUT_BOUND = (
+    "The training is kept: --resume with --set calibration.pictures=held_out in place of "
+    "--max-false-rejects writes the model with a plain threshold"
+)
 STATES = "state"
 """Folder of a run that holds the training state until the model is written."""
 
@@ -151,7 +155,8 @@ def decide(
     if calibration.image.slope == 0:
         raise SettingsError(
             "decision.max_false_rejects: the image probability does not rise with the evidence, so "
-            "no threshold can bound the false rejects; see the calibration notes in log.jsonl"
+            "no threshold can bound the false rejects; see the calibration notes in log.jsonl. "
+            + WITHOUT_BOUND
         )
     # On the path of prediction, so that a picture equal to the threshold's stays on its good side.
     scores = torch.sigmoid(image_logit(collected.evidence.pooled, calibration.image).double())
@@ -160,7 +165,8 @@ def decide(
     if threshold >= 1:
         raise SettingsError(
             "decision.max_false_rejects: good calibration pictures score 1, so no threshold bounds "
-            "the false rejects; look for wrong labels in the calibration part of manifest.csv"
+            "the false rejects; look for wrong labels in the calibration part of manifest.csv. "
+            + WITHOUT_BOUND
         )
     return Decision(
         threshold,
@@ -228,8 +234,11 @@ def check_folder(folder: Path, settings: Settings, resume: bool, overwrite: bool
                     f"{folder}: holds no run to resume; leave --resume out to start one"
                 )
             started = settings_from_json(config.read_text(encoding="utf-8"), str(config))
-            if started != settings:
-                changed = sorted(_differences(started.model_dump(), settings.model_dump()))
+            changed = sorted(_differences(started.model_dump(), settings.model_dump()))
+            if not (folder / MODEL).is_file():  # no training went into these
+                free = ("decision.", "dual_gp.no_separation")
+                changed = [key for key in changed if not key.startswith(free)]
+            if changed:
                 raise SettingsError(
                     f"{folder}: was started with other settings ({', '.join(changed)}); give the "
                     "same ones to resume, or another --out"

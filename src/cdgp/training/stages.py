@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_fabric import Fabric
 
+from cdgp.data.images import digest
 from cdgp.data.manifest import Manifest, WeakSample
 from cdgp.method.backbone import Encoder, load_weights
 from cdgp.method.detector import Network
@@ -34,6 +35,8 @@ def fingerprint(settings: Settings, manifest_sha256: str, stage: str) -> str:
             "pooling_sharpness": used["calibration"]["pooling_sharpness"],
         }
         parts["dual_gp"] = {k: v for k, v in used["dual_gp"].items() if k != "no_separation"}
+    if settings.backbone.weights not in ("hub", "bundled", "random"):
+        parts["weights_sha256"] = digest(Path(settings.backbone.weights))
     text = json.dumps([stage, manifest_sha256, parts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

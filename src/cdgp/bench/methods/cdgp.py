@@ -67,6 +67,5 @@ def fit(manifest: Manifest, settings: Settings, states: Path, progress: Progress
         "separation": round(dual.separation, 4),
         "slope": round(calibration.image.slope, 4),
         "intercept": round(calibration.image.intercept, 4),
-        "signs": {k: v for k, v in signs.items() if k not in ("stage", "separation", "seconds")},
     }
     return Fitted(score, signs["seconds"] + last["seconds"], True, facts)

@@ -270,3 +270,175 @@ def test_weights_that_cannot_be_had(surfaces: Manifest, tmp_path: Path) -> None:
                   tmp_path / "none.safetensors", *TINY)  # fmt: skip
     assert result.exit_code == 1
     assert "no such file" in plain(result)
+
+
+def snapshot(folder: Path) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_start_that_fails_leaves_the_earlier_run(
+    surfaces: Manifest, tiny_run: Run, tmp_path: Path
+) -> None:
+    assert tiny_run.folder is not None
+    shutil.copytree(tiny_run.folder, tmp_path / "run")
+    before = snapshot(tmp_path / "run")
+    for wrong in (("--weights", "typo.safetensors"), ("--set", "backbone.name=nonsense")):
+        result = cdgp(
+            "train", surfaces.root, "--out", tmp_path / "run", "--overwrite", *TINY, *wrong
+        )
+        assert result.exit_code != 0
+        assert snapshot(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("place", ["maps", "overlays", "state"])
+def test_overwrite_never_takes_pictures(surfaces: Manifest, tmp_path: Path, place: str) -> None:
+    shutil.copytree(surfaces.root, tmp_path / "project" / place)
+    (tmp_path / "project/notes.txt").write_text("mine")
+    before = snapshot(tmp_path / "project")
+    result = cdgp("train", tmp_path / "project" / place, "--out", tmp_path / "project",
+                  "--overwrite", *TINY)  # fmt: skip
+    assert result.exit_code == 1
+    assert "where a run keeps its own files" in plain(result)
+    assert snapshot(tmp_path / "project") == before
+
+
+def test_results_are_not_written_among_pictures_or_over_a_run(
+    surfaces: Manifest, model: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(surfaces.root, tmp_path / "parts")
+    before = snapshot(tmp_path)
+    result = cdgp("evaluate", model, tmp_path / "parts", "--out", tmp_path / "parts/good/res")
+    assert result.exit_code == 1 and "lies in the data" in plain(result)
+    assert snapshot(tmp_path) == before
+    run = snapshot(model.parent)
+    a = picture(tmp_path / "a.png", (96, 80))
+    result = cdgp("predict", model, a, "--out", model.parent, "--overwrite")
+    assert result.exit_code == 1 and "is the folder of a training run" in plain(result)
+    assert snapshot(model.parent) == run
+
+
+def test_overwritten_results_hold_the_new_ones_alone(model: Path, tmp_path: Path) -> None:
+    for i in range(3):
+        picture(tmp_path / f"pictures/{i}.png", (96, 80), i)
+    out = tmp_path / "out"
+    assert cdgp("predict", model, tmp_path / "pictures", "--out", out).exit_code == 0
+    assert len(list(out.rglob("*.png"))) == 3
+    one = tmp_path / "pictures/1.png"
+    assert cdgp("predict", model, one, "--out", out, "--overwrite").exit_code == 0
+    assert len(list(out.rglob("*.png"))) == 1
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "notes.txt").write_text("mine")
+    result = cdgp("predict", model, one, "--out", foreign, "--overwrite")
+    assert result.exit_code == 1 and "no earlier result" in plain(result)
+
+
+def test_evaluation_tells_of_pictures_that_were_trained_on(
+    surfaces: Manifest, tiny_run: Run, model: Path, tmp_path: Path
+) -> None:
+    """By their pixels, wherever they lie and whatever they are called."""
+    trained = tiny_run.manifest.of("train")
+    for label in (False, True):
+        for i, sample in enumerate([s for s in trained if s.defective == label][:3]):
+            place = tmp_path / ("defective" if label else "good") / f"{i}.png"
+            place.parent.mkdir(exist_ok=True)
+            shutil.copy(sample.image, place)
+    result = cdgp("evaluate", model, tmp_path, "--out", tmp_path / "out")
+    assert result.exit_code == 0
+    assert "trained on 6 of these pictures" in plain(result)
+    metrics = json.loads((tmp_path / "out/metrics.json").read_text())
+    assert metrics["computed_on"].endswith("6 of which the model was trained on")
+    test = tmp_path / "test.csv"
+    rows = [f"{s.image},{'defective' if s.defective else 'good'}"
+            for s in tiny_run.manifest.of("test")]  # fmt: skip
+    test.write_text("image,label\n" + "\n".join(rows))
+    assert "trained on" not in plain(cdgp("evaluate", model, test))
+
+
+def test_evaluation_lists_all_that_is_wrong_before_it_starts(
+    surfaces: Manifest, model: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(surfaces.root, tmp_path / "parts")
+    for name in ("000.png", "003.png"):
+        path = tmp_path / "parts/good" / name
+        path.write_bytes(path.read_bytes()[:200])
+    result = cdgp("evaluate", model, tmp_path / "parts", "--out", tmp_path / "out")
+    assert result.exit_code == 3
+    assert "000.png" in plain(result) and "003.png" in plain(result)
+    assert not (tmp_path / "out").exists()
+
+
+def test_interrupted_prediction_keeps_its_scores(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cdgp.inference import Detector
+
+    for i in range(4):
+        picture(tmp_path / f"pictures/{i}.png", (96, 80), i)
+    original, calls = Detector.predict, []
+
+    def predict(self: Detector, path: Path) -> object:
+        calls.append(path)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(self, path)
+
+    monkeypatch.setattr(Detector, "predict", predict)
+    result = cdgp("predict", model, tmp_path / "pictures", "--out", tmp_path / "out")
+    assert result.exit_code == 130
+    assert "scores of 2 of 4 pictures" in plain(result)
+    with (tmp_path / "out/scores.csv").open() as file:
+        assert [row["image"] for row in csv.DictReader(file)] == ["0.png", "1.png"]
+
+
+def test_pictures_on_two_drives(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def commonpath(paths: object) -> str:
+        raise ValueError("Paths don't have the same drive")
+
+    monkeypatch.setattr("os.path.commonpath", commonpath)
+    result = cdgp("predict", model, picture(tmp_path / "a.png", (96, 80)), "--out",
+                  tmp_path / "out")  # fmt: skip
+    assert result.exit_code == 0
+    assert "1 scored" in plain(result)
+
+
+def test_names_that_no_file_can_have(model: Path, tmp_path: Path) -> None:
+    name = "a" * 300 + ".png"
+    (tmp_path / "m.csv").write_text(f"image,label\n{name},good\n")
+    result = cdgp("evaluate", model, tmp_path / "m.csv")
+    assert result.exit_code == 3 and "are missing" in plain(result)
+    result = cdgp("predict", model, tmp_path / name, "--out", tmp_path / "out")
+    assert result.exit_code == 1 and "File name too long" in plain(result)
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_finished_run_resumes_without_its_log_but_not_with_other_pictures(
+    surfaces: Manifest, tiny_run: Run, tmp_path: Path
+) -> None:
+    from cdgp.errors import DataError
+    from cdgp.training.fit import fit, read_log
+
+    assert tiny_run.folder is not None
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run.folder, run)
+    (run / "log.jsonl").unlink()
+    assert read_log(run) == []
+    fit(surfaces.root, run, tiny_settings(), resume=True)
+    shutil.copytree(surfaces.root, tmp_path / "parts")
+    picture(tmp_path / "parts/good/new.png", (96, 80))
+    (tmp_path / "parts/manifest.csv").unlink()
+    with pytest.raises(DataError, match="have changed"):
+        fit(tmp_path / "parts", run, tiny_settings(), resume=True)
+
+
+def test_a_config_of_one_preset_is_not_another(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('preset = "paper"\n')
+    result = cdgp("train", tmp_path, "--out", tmp_path / "run", "--config", config,
+                  "--preset", "lite")  # fmt: skip
+    assert result.exit_code == 2
+    assert "holds the settings of preset 'paper', but 'lite' is asked for" in plain(result)
+    result = cdgp("train", tmp_path, "--out", tmp_path / "run", "--input-size", "")
+    assert result.exit_code == 2 and "--input-size ''" in plain(result)

@@ -188,7 +188,8 @@ def test_a_failed_write_leaves_the_old_table(
     assert (tmp_path / "run.csv").read_text() == "old"
     assert len(list(tmp_path.glob(".*"))) == 0
     monkeypatch.undo()
-    rejected(lambda: made.write_csv(tmp_path / "no/run.csv"), "no/run.csv", error=OutputError)
+    below = tmp_path / "run.csv/run.csv"
+    rejected(lambda: made.write_csv(below), "run.csv/run.csv", error=OutputError)
 
 
 def test_manifest_digest_and_order(tmp_path: Path) -> None:
@@ -263,11 +264,13 @@ def test_junk_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
         put(tmp_path / "good" / name, i)
     for name in ("Thumbs.db", "desktop.ini", ".DS_Store", "f.png.bak", "notes.txt"):
         (tmp_path / "good" / name).write_bytes(b"junk")
+    put(tmp_path / "elsewhere/g.png")
+    (tmp_path / "good/linked").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
     put(tmp_path / "defective/d.png")
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.WARNING):
         found = layouts.load(tmp_path)
     assert sorted(s.image.name for s in found.samples if not s.defective) == names
-    assert "6 files that are not pictures" in caplog.text
+    assert "5 entries are not used" in caplog.text, "4 files and a linked folder; not the hidden"
 
 
 def test_linked_folders_are_not_entered(tmp_path: Path) -> None:

@@ -88,6 +88,28 @@ def test_16_bit_with_alpha_and_planar_rgb(tmp_path: Path) -> None:
     np.testing.assert_allclose(images.read_picture(tmp_path / "p.tif"), unit(COLOUR), atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("kind", ["unspecified", "assocalpha"])
+def test_a_fourth_channel_that_is_no_straight_alpha_is_left_out(
+    tmp_path: Path, dtype: type, kind: str
+) -> None:
+    """A near-infrared band has no say, and premultiplied colours are those over black already."""
+    four = np.dstack([np.minimum(COLOUR, ALPHA[..., None]), ALPHA]).astype(dtype)
+    four *= 257 if dtype == np.uint16 else 1
+    tifffile.imwrite(tmp_path / "a.tif", four, photometric="rgb", extrasamples=[kind])
+    expected = unit(np.minimum(COLOUR, ALPHA[..., None]))
+    found = images.read_picture(tmp_path / "a.tif")
+    tolerance = 1e-6 if dtype == np.uint16 else 1.01 / 255
+    np.testing.assert_allclose(found, expected, atol=tolerance)
+
+
+def test_white_level_of_a_12_bit_camera_with_alpha(tmp_path: Path) -> None:
+    deep = np.dstack([COLOUR.astype(np.uint16) * 16, ALPHA.astype(np.uint16) * 257])
+    (tmp_path / "a.png").write_bytes(imagecodecs.png_encode(deep))
+    expected = (COLOUR / 255 * 4080 / 4095) * (ALPHA / 255)[..., None]
+    np.testing.assert_allclose(images.read_picture(tmp_path / "a.png", 4095), expected, atol=1e-5)
+
+
 def test_white_level_of_a_12_bit_camera(tmp_path: Path) -> None:
     deep = GREY.astype(np.uint16) * 16
     path = save(tmp_path / "a.png", deep)

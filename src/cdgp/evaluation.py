@@ -207,10 +207,13 @@ def predict_rows(
     paths: Sequence[tuple[str, Path]],
     progress: Progress,
     on_prediction: OnPrediction,
-) -> tuple[list[ScoredPicture], list[PictureError]]:
-    """Score unlabelled pictures, (name, path) each; those that cannot be read are returned."""
-    rows: list[ScoredPicture] = []
-    bad: list[PictureError] = []
+    rows: list[ScoredPicture],
+    bad: list[PictureError],
+) -> None:
+    """Score unlabelled pictures, (name, path) each; what cannot be read goes into ``bad``.
+
+    Both lists are the caller's, so that an interrupt leaves it what is finished.
+    """
     with progress.phase("Prediction", len(paths)) as advance:
         for name, path in paths:
             try:
@@ -225,4 +228,3 @@ def predict_rows(
                 rows.append(row)
                 on_prediction(row, prediction)
             advance()
-    return rows, bad

@@ -60,7 +60,7 @@ def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[
             raise OutputError(f"{path}: cannot be written: {error}") from error
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file whole."""
+def write_text(path: Path, text: str, errors: str = "strict") -> None:
+    """Write a UTF-8 text file whole, its line ends as they are."""
     with written_whole(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors=errors, newline="")

@@ -261,6 +261,11 @@ def read_settings(path: Path, /, **changes: Any) -> Settings:
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: holds a {type(values).__name__} where settings are expected")
     preset = changes.get("preset") or values.get("preset", "lite")
+    if "preset" in values and values["preset"] != preset:
+        raise SettingsError(
+            f"{path}: holds the settings of preset {values['preset']!r}, but {preset!r} is asked "
+            "for; leave one of the two out"
+        )
     if not isinstance(preset, str) or preset not in PRESETS:
         raise SettingsError(
             f"{path}: preset {preset!r} does not exist; there are: {', '.join(sorted(PRESETS))}"

@@ -2,11 +2,12 @@
 
 import functools
 import json
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
 
@@ -43,15 +44,14 @@ def told(command: Callable[P, None]) -> Callable[P, None]:
         except CdgpError as error:
             warn(f"error: {error}", error=True)
             raise typer.Exit(error.exit_code) from None
+        except OSError as error:  # a full disk, a name too long: no fault of the program's
+            warn(f"error: {error.filename or 'files'}: {error.strerror or error}", error=True)
+            raise typer.Exit(CdgpError.exit_code) from None
         except KeyboardInterrupt:
-            warn("interrupted; finished work is kept, --resume goes on with a training")
+            warn("interrupted; --resume goes on with a training")
             raise typer.Exit(INTERRUPTED) from None
 
     return wrapped
-
-
-def usage_error(message: str) -> NoReturn:
-    raise SettingsError(message)
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -60,7 +60,7 @@ def parse_size(text: str) -> tuple[int, int]:
     if len(sides) == 1:
         sides *= 2
     if len(sides) != 2 or not all(side.strip().isdecimal() for side in sides):
-        usage_error(f"--input-size {text!r}: expected HEIGHTxWIDTH, for example 384x160")
+        raise SettingsError(f"--input-size {text!r}: expected HEIGHTxWIDTH, for example 384x160")
     return int(sides[0]), int(sides[1])
 
 
@@ -70,7 +70,9 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals:
-            usage_error(f"--set {assignment!r}: expected KEY=VALUE, for example dual_gp.steps=200")
+            raise SettingsError(
+                f"--set {assignment!r}: expected KEY=VALUE, for example dual_gp.steps=200"
+            )
         try:
             value = json.loads(text)
         except json.JSONDecodeError:
@@ -80,7 +82,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
         for section in sections:
             place = place.setdefault(section, {})
             if not isinstance(place, dict):
-                usage_error(f"--set {assignment!r}: {section!r} was given a value before")
+                raise SettingsError(f"--set {assignment!r}: {section!r} was given a value before")
         place[key] = value
     return changes
 
@@ -200,29 +202,46 @@ def show_metrics(metrics: dict[str, Any], computed_on: str) -> None:
         warn(f"note: {note.replace('_', ' ')}: {shown}")
 
 
-def supports_gpu_hint(preset: str | None) -> None:
+def hint_at_gpu(preset: str | None, config: Path | None) -> None:
     """Where a GPU is present and no preset was named, say that there is a larger one."""
     import torch
 
-    if preset is None and torch.cuda.is_available():
+    if preset is None and config is None and torch.cuda.is_available():
         warn("hint: this machine has a GPU; --preset paper trains the paper's larger network")
 
 
 def make_folder(folder: Path, overwrite: bool) -> None:
-    """An output folder that is new or empty, unless told to overwrite."""
+    """An output folder that is new or empty, or freed of earlier results where told to.
+
+    Raises:
+        OutputError: it holds something else, or cannot be written.
+    """
     from cdgp.errors import OutputError
 
     try:
-        if folder.exists() and any(folder.iterdir()) and not overwrite:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not any(folder.iterdir()):
+            return
+        if (folder / "config.json").exists() or (folder / "model.safetensors").exists():
+            raise OutputError(f"{folder}: is the folder of a training run; choose another --out")
+        if not overwrite:
             raise OutputError(
                 f"{folder}: exists and is not empty; choose another --out or give --overwrite"
             )
-        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "scores.csv").exists():
+            raise OutputError(
+                f"{folder}: holds no scores.csv, so it is no earlier result to replace; choose "
+                "another --out"
+            )
+        for name in ("scores.csv", "metrics.json", "report.html"):
+            (folder / name).unlink(missing_ok=True)
+        for name in ("overlays", "maps"):
+            shutil.rmtree(folder / name, ignore_errors=True)
     except OSError as error:
         raise OutputError(f"{folder}: cannot be written: {error.strerror}") from error
 
 
-def quiet_stdout_errors() -> None:
+def escape_unprintable() -> None:
     """Names that the terminal cannot show are escaped instead of stopping the program."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)

@@ -1,11 +1,22 @@
 """``cdgp evaluate``: metrics of a trained model on labelled pictures."""
 
+import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cdgp.cli.common import bars, make_folder, say, show_metrics, told, write_results, writer
+from cdgp.cli.common import (
+    bars,
+    make_folder,
+    say,
+    show_metrics,
+    told,
+    warn,
+    write_results,
+    writer,
+)
 
 
 @told
@@ -14,11 +25,17 @@ def evaluate(
     manifest: Annotated[
         Path, typer.Argument(help="CSV manifest, or a folder with good/ and defective/.")
     ],
+    good: Annotated[
+        str | None, typer.Option(help="Name of the folder of good pictures; the model's own name.")
+    ] = None,
+    defective: Annotated[
+        str | None, typer.Option(help="Name of the folder of defective pictures; as for --good.")
+    ] = None,
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="Folder for scores, overlays and report.")
     ] = None,
     save_maps: Annotated[bool, typer.Option(help="Also write the raw maps, float16 .npy.")] = False,
-    overwrite: Annotated[bool, typer.Option(help="Write into a folder that is not empty.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace the results in --out.")] = False,
     quiet: Annotated[bool, typer.Option(help="No progress bars.")] = False,
 ) -> None:
     """Score labelled pictures and print the metrics.
@@ -33,25 +50,49 @@ def evaluate(
       cdgp evaluate runs/parts labelled_pictures --out runs/parts-check
     """
     from cdgp.data.layouts import load as load_manifest
+    from cdgp.data.layouts import refuse_inside
+    from cdgp.data.splits import hashed
     from cdgp.evaluation import evaluate as evaluate_samples
     from cdgp.inference import load
 
     detector = load(model)
     data = detector.settings.data
-    table = load_manifest(manifest, data.good, data.defective)
+    bins = (good or data.good, defective or data.defective)
+    if out_folder is not None:
+        refuse_inside(out_folder, manifest, *bins)
+    table = load_manifest(manifest, *bins)
     samples = table.of("test") or table.samples
     part = "test pictures" if table.of("test") else "pictures"
-    if not table.of("test") and table.of("train"):
-        part = "pictures, training ones among them,"
+    progress = bars(quiet)
+    with progress.phase("Reading pictures", len(samples)) as advance:
+        # All that cannot be used is told before the first picture is scored.
+        table = hashed(replace(table, samples=samples), advance, data.white_level)
+    samples = table.samples
     computed_on = f"{len(samples)} {part} of {manifest}"
+    known = trained_on(model)
+    seen = sum(sample.pixel_sha256 in known for sample in samples)
+    if seen:
+        computed_on += f", {seen} of which the model was trained on"
+        warn(f"warning: the model was trained on {seen} of these pictures: no measure of new ones")
     if out_folder is not None:
         make_folder(out_folder, overwrite)
         write = writer(out_folder, detector, save_maps)
-        rows, metrics = evaluate_samples(detector, table, samples, bars(quiet), write)
+        rows, metrics = evaluate_samples(detector, table, samples, progress, write)
     else:
-        rows, metrics = evaluate_samples(detector, table, samples, bars(quiet))
+        rows, metrics = evaluate_samples(detector, table, samples, progress)
     metrics["computed_on"] = computed_on
     show_metrics(metrics, computed_on)
     if out_folder is not None:
         write_results(out_folder, detector, rows, metrics, computed_on, {})
         say(f"report: {out_folder / 'report.html'}")
+
+
+def trained_on(model: Path) -> set[str]:
+    """Pixel digests of the pictures that a run trained on, where its manifest lies beside it."""
+    table = (model if model.is_dir() else model.parent) / "manifest.csv"
+    if not table.is_file():
+        return set()
+    # Not read_csv: the pictures need not be there any more.
+    with table.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("split") in ("fit", "calibration")]
+    return {row["pixel_sha256"] for row in rows if row.get("pixel_sha256")}

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from cdgp.cli.common import quiet_stdout_errors, say
+from cdgp.cli.common import INTERRUPTED, escape_unprintable, say
 from cdgp.cli.demo import demo
 from cdgp.cli.evaluate import evaluate
 from cdgp.cli.predict import predict
@@ -45,5 +45,8 @@ def options(
 
 def run() -> None:
     """Entry point of the ``cdgp`` command."""
-    quiet_stdout_errors()
-    app()
+    escape_unprintable()
+    try:
+        app()
+    except KeyboardInterrupt:  # before the command itself could tell
+        raise SystemExit(INTERRUPTED) from None

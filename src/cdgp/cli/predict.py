@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from cdgp.cli.common import bars, make_folder, say, told, warn, write_results, writer
+from cdgp.cli.common import (
+    INTERRUPTED,
+    bars,
+    make_folder,
+    say,
+    told,
+    warn,
+    write_results,
+    writer,
+)
 
 
 @told
@@ -15,7 +24,7 @@ def predict(
     paths: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.")],
     out_folder: Annotated[Path, typer.Option("--out", help="Folder for the results.")],
     save_maps: Annotated[bool, typer.Option(help="Also write the raw maps, float16 .npy.")] = False,
-    overwrite: Annotated[bool, typer.Option(help="Write into a folder that is not empty.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace the results in --out.")] = False,
     quiet: Annotated[bool, typer.Option(help="No progress bars.")] = False,
 ) -> None:
     """Score pictures with a trained model.
@@ -31,8 +40,8 @@ def predict(
     """
     from cdgp.data.layouts import pictures_in
     from cdgp.data.manifest import absolute
-    from cdgp.errors import DataError, OutputError
-    from cdgp.evaluation import predict_rows, write_scores
+    from cdgp.errors import DataError, OutputError, PictureError
+    from cdgp.evaluation import ScoredPicture, predict_rows, write_scores
     from cdgp.inference import load
 
     detector = load(model)
@@ -50,9 +59,20 @@ def predict(
     if any(path.is_dir() and absolute(out_folder).is_relative_to(absolute(path)) for path in paths):
         raise OutputError(f"{out_folder}: lies in a folder that is scored; choose another --out")
     make_folder(out_folder, overwrite)
-    root = Path(os.path.commonpath([path.parent for path in found]))
-    named = [(path.relative_to(root).as_posix(), path) for path in found]
-    rows, bad = predict_rows(detector, named, bars(quiet), writer(out_folder, detector, save_maps))
+    try:
+        root = Path(os.path.commonpath([path.parent for path in found]))
+        named = [(path.relative_to(root).as_posix(), path) for path in found]
+    except ValueError:  # on two drives of a Windows machine nothing is common
+        named = [(path.as_posix(), path) for path in found]
+    rows: list[ScoredPicture] = []
+    bad: list[PictureError] = []
+    write = writer(out_folder, detector, save_maps)
+    try:
+        predict_rows(detector, named, bars(quiet), write, rows, bad)
+    except KeyboardInterrupt:
+        write_scores(out_folder / "scores.csv", rows)
+        warn(f"interrupted; the scores of {len(rows)} of {len(found)} pictures are in {out_folder}")
+        raise typer.Exit(INTERRUPTED) from None
     if rows:
         computed_on = f"{len(rows)} pictures without labels"
         write_results(out_folder, detector, rows, None, computed_on, {})

@@ -8,10 +8,10 @@ import typer
 from cdgp.cli.common import (
     bars,
     build_settings,
+    hint_at_gpu,
     parse_size,
     say,
     show_metrics,
-    supports_gpu_hint,
     told,
     warn,
     write_results,
@@ -83,7 +83,7 @@ def train(
         config,
         assignments or [],
         {
-            "input_size": parse_size(input_size) if input_size else None,
+            "input_size": parse_size(input_size) if input_size is not None else None,
             "seed": seed,
             "decision.max_false_rejects": max_false_rejects,
             "calibration.pictures": "held_out" if max_false_rejects is not None else None,
@@ -92,7 +92,7 @@ def train(
             "data.defective": defective,
         },
     )
-    supports_gpu_hint(preset)
+    hint_at_gpu(preset, config)
     run_training(data, out_folder, settings, resume, overwrite, save_maps, bars(quiet))
 
 

@@ -74,10 +74,12 @@ def read_picture(path: Path, white_level: int = WHITE_LEVEL) -> NDArray[np.float
                 f"that can be scored, {MIN_SIDE} × {MIN_SIDE}"
             )
         values, full = _decode(path, header)
+        opaque = full
         if full == 65535:
             full = white_level
-            _refuse_above(path, int(values.max()), white_level)
-        picture = _compose(values, full)
+            colours = values[:, :, :-1] if values.shape[2] in (2, 4) else values
+            _refuse_above(path, int(colours.max()), white_level)
+        picture = _compose(values, full, opaque)
         if picture.shape[2] == 1:
             picture = np.repeat(picture, 3, axis=2)
         return np.ascontiguousarray(picture)
@@ -110,7 +112,8 @@ def read_mask(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
                 f"{path}: mask is {header.width} × {header.height}, but its picture is "
                 f"{size[1]} × {size[0]}; save the mask at the size of the picture"
             )
-        colours = _compose(*_decode(path, header))
+        values, full = _decode(path, header)
+        colours = _compose(values, full, full)
         values = colours.max(axis=2)
         levels = np.unique(values)
         largest = float(levels[-1])
@@ -303,6 +306,7 @@ def _decode_tiff(path: Path) -> tuple[NDArray[Any], float]:
         page = tiff.pages.first
         values, bits, axes = np.asarray(page.asarray()), int(page.bitspersample), str(page.axes)
         photometric = getattr(page.photometric, "name", "")
+        extra = [int(kind) for kind in page.extrasamples]
     if axes == "SYX":
         values = values.transpose(1, 2, 0)
     elif axes not in ("YX", "YXS"):
@@ -316,6 +320,9 @@ def _decode_tiff(path: Path) -> tuple[NDArray[Any], float]:
         )
     if (values.shape[2] if values.ndim == 3 else 1) not in channels:
         raise PictureError(f"{path}: {values.shape[-1]} channels; save it as grey, RGB or RGBA")
+    if extra and extra[0] != 2:
+        # Not straight alpha: a channel of unknown meaning, or colours that are multiplied already.
+        values = values[:, :, :-1]
     if values.dtype.kind == "f":
         _refuse_outside_unit(path, values)
         return values, 1.0
@@ -357,10 +364,14 @@ def _upright(values: NDArray[Any], orientation: int) -> NDArray[Any]:
     return values
 
 
-def _compose(values: NDArray[Any], full: float) -> NDArray[np.float32]:
-    """HWC of 1 to 4 channels to HWC float32 in [0, 1] of 1 or 3, alpha composed over black."""
-    unit = values.astype(np.float32)
+def _compose(values: NDArray[Any], full: float, opaque: float) -> NDArray[np.float32]:
+    """HWC of 1 to 4 channels to HWC float32 in [0, 1] of 1 or 3, alpha composed over black.
+
+    Colours are white at `full`, alpha is solid at `opaque`.
+    """
+    alpha = values.shape[2] in (2, 4)
+    unit = (values[:, :, :-1] if alpha else values).astype(np.float32)
     unit /= np.float32(full)
-    if unit.shape[2] in (2, 4):
-        unit = unit[:, :, :-1] * unit[:, :, -1:]
+    if alpha:
+        unit *= values[:, :, -1:].astype(np.float32) / np.float32(opaque)
     return np.asarray(unit, np.float32)

@@ -9,9 +9,9 @@ from collections import defaultdict
 from pathlib import Path
 
 from cdgp.data.manifest import Manifest, Sample, absolute, read_csv
-from cdgp.errors import DataError
+from cdgp.errors import DataError, OutputError
 
-EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".jfif", ".jpe", ".bmp", ".tif", ".tiff", ".webp")
 MASK_ENDINGS = ("", "_mask", "_GT")
 SHOWN = 10
 
@@ -50,6 +50,8 @@ def load(data: Path, good: str = "good", defective: str = "defective") -> Manife
     if not root.is_dir():
         raise DataError(f"{data}: there is no such folder or file")
     if (root / "manifest.csv").is_file():
+        if (root / good).is_dir() or (root / defective).is_dir():
+            log.warning("%s: is used; the folders beside it are not read", root / "manifest.csv")
         return read_csv(root / "manifest.csv")
     if absolute(root / good) == absolute(root / defective):
         raise DataError(f"{data}: good and defective name the same folder {good!r}; give two names")
@@ -66,6 +68,18 @@ def load(data: Path, good: str = "good", defective: str = "defective") -> Manife
         masks = _pair(root / name, pictures, root / "masks") if label else {}
         samples += [Sample(picture, label, masks.get(picture)) for picture in pictures]
     return Manifest(root, tuple(samples))
+
+
+def refuse_inside(folder: Path, data: Path, good: str, defective: str) -> None:
+    """What is written must not become a picture, nor replace the manifest that is read.
+
+    Raises:
+        OutputError: the output folder is the data's, or lies in one of its two bins.
+    """
+    source, target = absolute(data), absolute(folder)
+    home = source.parent if source.suffix.lower() == ".csv" else source
+    if target == home or any(target.is_relative_to(home / name) for name in (good, defective)):
+        raise OutputError(f"{folder}: lies in the data that is read; choose another --out")
 
 
 def _missing_folder(data: Path, root: Path, name: str, option: str) -> str:
@@ -91,15 +105,19 @@ def pictures_in(folder: Path) -> list[Path]:
     ignored = 0
     for place, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not _is_junk_folder(name)]
+        ignored += sum(Path(place, name).is_symlink() for name in folders)
         pictures = [
             Path(place, name)
             for name in files
             if not name.startswith(".") and Path(name).suffix.lower() in EXTENSIONS
         ]
         found += pictures
-        ignored += len(files) - len(pictures)
+        ignored += sum(not name.startswith(".") for name in files) - len(pictures)
     if ignored:
-        log.info("%s: %d files that are not pictures are ignored", folder, ignored)
+        log.warning(
+            "%s: %d entries are not used: files without a picture's extension, or linked folders",
+            folder, ignored,
+        )  # fmt: skip
     return sorted(found)
 
 

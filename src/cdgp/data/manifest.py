@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cdgp.errors import DataError, OutputError
+from cdgp.errors import DataError
+from cdgp.files import write_text
 
 GOOD_WORDS = ("good", "normal", "ok", "0", "false")
 DEFECTIVE_WORDS = ("defective", "anomaly", "bad", "ng", "1", "true")
@@ -99,20 +100,11 @@ class Manifest:
 
     def write_csv(self, path: Path) -> None:
         """Writes the table in one step: a reader sees the old file or the whole new one."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open(
-                "w", newline="", encoding="utf-8", errors="surrogateescape"
-            ) as file:
-                table = csv.writer(file)
-                table.writerow(COLUMNS)
-                table.writerows(self._row(sample) for sample in self.samples)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+        text = io.StringIO(newline="")
+        table = csv.writer(text)
+        table.writerow(COLUMNS)
+        table.writerows(self._row(sample) for sample in self.samples)
+        write_text(path, text.getvalue(), errors="surrogateescape")
 
     def _row(self, sample: Sample) -> tuple[str, ...]:
         return (
@@ -158,9 +150,9 @@ def read_csv(path: Path, root: Path | None = None) -> Manifest:
         defective = _label(path, line, row["label"])
         image = _find(root, row["image"])
         mask = _find(root, row["mask"]) if row.get("mask", "").strip() else None
-        if not image.is_file():
+        if not _is_file(image):
             missing.append(f"line {line}: {row['image']}")
-        if mask and not mask.is_file():
+        if mask and not _is_file(mask):
             missing.append(f"line {line}: {row['mask']}")
         if image in seen:
             before, other = seen[image]
@@ -245,9 +237,16 @@ def _find(root: Path, text: str) -> Path:
             unicodedata.normalize("NFD", spelling),
         ):
             found = absolute(root / written)
-            if found.is_file():
+            if _is_file(found):
                 return found
     return absolute(root / text)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that no file can have, for one a longer one than the system allows
+        return False
 
 
 def _missing_message(path: Path, root: Path, missing: list[str]) -> str:

@@ -134,8 +134,8 @@ def false_reject_threshold(normal_scores: ArrayLike, max_rate: float) -> FalseRe
     k = math.ceil((n + 1) * (1 - rate))
     if k > n:
         raise SettingsError(
-            f"too few normal pictures for a false-reject rate of at most {max_rate}: "
-            f"{n}, at least {math.ceil(1 / rate) - 1} are needed"
+            f"too few normal pictures to calibrate a false-reject rate of at most {max_rate}: "
+            f"{n} are held out of training, at least {math.ceil(1 / rate) - 1} are needed"
         )
     return FalseRejectThreshold(float(np.sort(scores)[k - 1]), float(1 - Fraction(k, n + 1)), n)
 

@@ -30,7 +30,14 @@ from cdgp.progress import Progress, Quiet
 from cdgp.training.calibrate import CalibrationEvidence, collect_evidence, fit_calibration
 from cdgp.training.loop import json_log, new_fabric
 from cdgp.training.pictures import Pictures
-from cdgp.training.stages import Log, assemble, dual_gp_samples, dual_gp_stage, student_stage
+from cdgp.training.stages import (
+    Log,
+    assemble,
+    dual_gp_samples,
+    dual_gp_stage,
+    pretrained,
+    student_stage,
+)
 
 MODEL = "model.safetensors"
 WITHOUT_BOUND = (
@@ -39,6 +46,7 @@ WITHOUT_BOUND = (
 )
 STATES = "state"
 """Folder of a run that holds the training state until the model is written."""
+OWN_FOLDERS = (STATES, "overlays", "maps")
 
 
 @dataclass(frozen=True)
@@ -84,17 +92,19 @@ def fit(
     folder = None if out is None else Path(out)
     if folder is not None:
         if not isinstance(data, Manifest):
-            refuse_inside_data(folder, Path(data), settings)
+            layouts.refuse_inside(folder, Path(data), settings.data.good, settings.data.defective)
         check_folder(folder, settings, resume, overwrite)
     manifest = prepare_manifest(data, settings, progress)
     check_calibration(manifest, settings)
     if folder is not None:
+        refuse_pictures_in(folder, manifest)
         if resume:
             refuse_changed_data(folder, manifest)
             if (folder / MODEL).is_file():
                 model = artifact.load(folder / MODEL)
                 return Run(Detector(model), manifest, folder, model.provenance["separation"])
         else:
+            pretrained(settings)  # weights that cannot be had must not cost the earlier run
             clear_folder(folder)
         write_text(folder / "config.json", settings.model_dump_json(indent=2) + "\n")
         # Seen from the run's folder, so that the file can be read where it lies.
@@ -204,17 +214,19 @@ def check_calibration(manifest: Manifest, settings: Settings) -> None:
         false_reject_threshold([float(i) for i in range(good)], rate)
 
 
-def refuse_inside_data(folder: Path, data: Path, settings: Settings) -> None:
-    """A run's files must not become pictures, nor replace the manifest that it reads.
+def refuse_pictures_in(folder: Path, manifest: Manifest) -> None:
+    """A run's own sub-folders are replaced, so no picture may lie there.
 
     Raises:
-        OutputError: the folder is the data's, or lies in one of its two bins.
+        OutputError: one does.
     """
-    source, target = absolute(data), absolute(folder)
-    home = source.parent if source.suffix.lower() == ".csv" else source
-    bins = (home / settings.data.good, home / settings.data.defective)
-    if target == home or any(target.is_relative_to(place) for place in bins):
-        raise OutputError(f"{folder}: lies in the data that is trained on; choose another --out")
+    own = [absolute(folder) / name for name in OWN_FOLDERS]
+    for sample in manifest.samples:
+        for path in (sample.image, sample.mask):
+            if path is not None and any(path.is_relative_to(place) for place in own):
+                raise OutputError(
+                    f"{folder}: holds {path} where a run keeps its own files; choose another --out"
+                )
 
 
 def check_folder(folder: Path, settings: Settings, resume: bool, overwrite: bool) -> None:
@@ -263,9 +275,11 @@ def clear_folder(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "config.json").is_file():
+            return
         for name in (MODEL, "metrics.json", "scores.csv", "report.html", "log.jsonl"):
             (folder / name).unlink(missing_ok=True)
-        for name in (STATES, "overlays", "maps"):
+        for name in OWN_FOLDERS:
             shutil.rmtree(folder / name, ignore_errors=True)
     except OSError as error:
         raise OutputError(f"{folder}: cannot be written: {error.strerror}") from error
@@ -277,9 +291,9 @@ def refuse_changed_data(folder: Path, manifest: Manifest) -> None:
     Raises:
         DataError: something has changed since.
     """
-    log = folder / "log.jsonl"
-    records = read_log(folder) if log.is_file() else []
-    started = {r["manifest_sha256"] for r in records if r.get("stage") == "start"}
+    started = {r["manifest_sha256"] for r in read_log(folder) if r.get("stage") == "start"}
+    if (folder / MODEL).is_file():
+        started = {artifact.load(folder / MODEL).provenance["manifest_sha256"]}
     if started and manifest.sha256 not in started:
         raise DataError(
             f"{folder}: pictures, labels or groups have changed since this run began; restore them "
@@ -312,9 +326,12 @@ def provenance(manifest: Manifest, separation: float) -> dict[str, Any]:
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run's ``log.jsonl``; a line cut off by a kill is left out."""
+    """The records of a run's ``log.jsonl``, where there is one; a cut-off line is left out."""
+    path = folder / "log.jsonl"
+    if not path.is_file():
+        return []
     records = []
-    for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         try:
             records.append(json.loads(line))
         except json.JSONDecodeError:

@@ -14,7 +14,7 @@ from lightning_fabric import Fabric
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from cdgp.errors import TrainingError
+from cdgp.errors import OutputError, TrainingError
 from cdgp.files import save_tensors
 from cdgp.progress import Progress
 
@@ -186,7 +186,10 @@ def json_log(path: Path | None) -> Callable[[Mapping[str, Any]], None]:
         return lambda record: None
 
     def append(record: Mapping[str, Any]) -> None:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
 
     return append

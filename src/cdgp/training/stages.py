@@ -64,12 +64,11 @@ def dual_gp_stage(
     progress: Progress,
 ) -> TrainedDualGP:
     """Train the Dual GP, or take it from ``states`` where it has been trained."""
+    encoder = pretrained(settings)  # first, since it tells what is wrong with a weights file
     mark = fingerprint(settings, manifest_sha256, "dual_gp")
     pictures = Pictures(samples, settings.input_size, settings.data.white_level)
     state = states / "dual_gp.safetensors" if states else None
-    return train_dual_gp(
-        pictures, pretrained(settings), settings, fabric, mark, state, log, progress
-    )
+    return train_dual_gp(pictures, encoder, settings, fabric, mark, state, log, progress)
 
 
 def student_stage(

@@ -334,7 +334,10 @@ def test_normal_pictures_needed_for_a_rate(max_rate, needed):
     assert (enough.threshold, enough.normals) == (needed - 1, needed)
     assert enough.bound == pytest.approx(1 / (needed + 1))
     assert enough.bound <= max_rate
-    with pytest.raises(SettingsError, match=f": {needed - 1}, at least {needed} are needed"):
+    with pytest.raises(
+        SettingsError,
+        match=f": {needed - 1} are held out of training, at least {needed} are needed",
+    ):
         false_reject_threshold(scores[1:], max_rate)
 
 

@@ -65,6 +65,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "mil_pooling": "max",
         "learning_rate": 3e-3,
     },
+    "random sampler, maximum, frozen": {
+        "sampler": "random",
+        "mil_pooling": "max",
+        "batch_norm": "frozen",
+    },
     "random sampler, top 5 %": {"sampler": "random", "mil_pooling": "top"},
     "frozen batch norm": {"batch_norm": "frozen"},
     "S = 0.01 I": {"initial_scale": 0.1},

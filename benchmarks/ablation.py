@@ -115,14 +115,12 @@ def main() -> None:
 def halves(manifest: Manifest) -> tuple[list[WeakSample], list[WeakSample]]:
     """Calibration pictures that calibrate, and good ones of other groups that take a defect."""
     samples = manifest.of("calibration")
-    groups = sorted({s.group for s in samples if not s.defective})
-    planting = set(groups[1::2])
-    weak = manifest.weak("calibration")
-    pairs = list(zip(samples, weak, strict=True))
-    return (
-        [w for s, w in pairs if s.defective or s.group not in planting],
-        [w for s, w in pairs if not s.defective and s.group in planting],
-    )
+    planting = set(sorted({s.group or "" for s in samples if not s.defective})[1::2])
+    calibrating, planted = [], []
+    for s in samples:
+        half = planted if not s.defective and s.group in planting else calibrating
+        half.append(WeakSample(s.image, s.defective))
+    return calibrating, planted
 
 
 class Screening(NamedTuple):

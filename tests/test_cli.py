@@ -326,6 +326,10 @@ def test_overwritten_results_hold_the_new_ones_alone(model: Path, tmp_path: Path
     one = tmp_path / "pictures/1.png"
     assert cdgp("predict", model, one, "--out", out, "--overwrite").exit_code == 0
     assert len(list(out.rglob("*.png"))) == 1
+    before = snapshot(out)
+    result = cdgp("predict", model, out / "overlays", "--out", out, "--overwrite")
+    assert result.exit_code == 1 and "where a run keeps its own files" in plain(result)
+    assert snapshot(out) == before
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "notes.txt").write_text("mine")

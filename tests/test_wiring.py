@@ -23,7 +23,7 @@ from cdgp.training.calibrate import CalibrationEvidence, fit_calibration
 from cdgp.training.dual_gp import DualGPTraining, jittered
 from cdgp.training.loop import cosine, new_fabric, run_stage
 from cdgp.training.pictures import Pictures
-from cdgp.training.stages import pretrained
+from cdgp.training.stages import dual_gp_samples, fingerprint, pretrained
 from conftest import tiny_settings
 
 JITTER = 1e-3
@@ -259,12 +259,8 @@ def test_calibration_looks_at_good_pictures_alone(tail_pixels: int) -> None:
     assert (found.fusion_weight, found.image_weight) == (0.3, pytest.approx(1 / 3))
 
 
-def test_stages_train_on_what_their_settings_say(
-    surfaces: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seen: the Dual GP takes fit and calibration; held out: fit alone. The student: fit."""
-    from cdgp.training import stages
-
+def test_dual_gp_takes_the_calibration_pictures_or_leaves_them(surfaces: Manifest) -> None:
+    """Seen: fit and calibration; held out: fit alone."""
     manifest = split(hashed(surfaces), 0)
     parts = {p: {s.image for s in manifest.of(p)} for p in ("fit", "calibration", "test")}
     for pictures, expected in (
@@ -272,13 +268,11 @@ def test_stages_train_on_what_their_settings_say(
         ("held_out", parts["fit"]),
     ):
         chosen = tiny_settings(calibration={"pictures": pictures})
-        assert {s.image for s in stages.dual_gp_samples(manifest, chosen)} == expected
+        assert {s.image for s in dual_gp_samples(manifest, chosen)} == expected
 
 
 def test_a_state_of_other_weights_is_not_taken(tmp_path: Path) -> None:
     """The stage's fingerprint holds what a weights file contains, not only its name."""
-    from cdgp.training.stages import fingerprint
-
     path = tmp_path / "model.safetensors"
     chosen = settings(backbone={"weights": str(path)})
     path.write_bytes(b"one")

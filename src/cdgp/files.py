@@ -1,8 +1,9 @@
 """Files that are whole or not there."""
 
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,6 +59,31 @@ def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[
             save_file(copies, temporary, metadata=dict(metadata))
         except SafetensorError as error:  # a full disk, for one, is no OSError there
             raise OutputError(f"{path}: cannot be written: {error}") from error
+
+
+RESULT_FOLDERS = ("overlays", "maps")
+
+
+def refuse_replacing(folder: Path, names: Iterable[str], paths: Iterable[Path]) -> None:
+    """Sub-folders that are about to be replaced must hold nothing that is read.
+
+    Raises:
+        OutputError: one of the paths lies in ``folder / name``.
+    """
+    own = [Path(os.path.normpath((folder / name).absolute())) for name in names]
+    for path in paths:
+        if any(path.is_relative_to(place) for place in own):
+            raise OutputError(
+                f"{folder}: holds {path} where a run keeps its own files; choose another --out"
+            )
+
+
+def remove_results(folder: Path) -> None:
+    """Take away what an earlier scoring left in a folder; everything else stays."""
+    for name in ("scores.csv", "metrics.json", "report.html"):
+        (folder / name).unlink(missing_ok=True)
+    for name in RESULT_FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def write_text(path: Path, text: str, errors: str = "strict") -> None:

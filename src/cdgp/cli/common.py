@@ -2,9 +2,8 @@
 
 import functools
 import json
-import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -210,13 +209,21 @@ def hint_at_gpu(preset: str | None, config: Path | None) -> None:
         warn("hint: this machine has a GPU; --preset paper trains the paper's larger network")
 
 
-def make_folder(folder: Path, overwrite: bool) -> None:
+def make_folder(folder: Path, overwrite: bool, read: Iterable[Path]) -> None:
     """An output folder that is new or empty, or freed of earlier results where told to.
+
+    Args:
+        folder: to make.
+        overwrite: whether earlier results may be replaced.
+        read: what is about to be read, and must not lie where results are replaced.
 
     Raises:
         OutputError: it holds something else, or cannot be written.
     """
     from cdgp.errors import OutputError
+    from cdgp.files import RESULT_FOLDERS, refuse_replacing, remove_results
+
+    refuse_replacing(folder, RESULT_FOLDERS, read)
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -233,10 +240,7 @@ def make_folder(folder: Path, overwrite: bool) -> None:
                 f"{folder}: holds no scores.csv, so it is no earlier result to replace; choose "
                 "another --out"
             )
-        for name in ("scores.csv", "metrics.json", "report.html"):
-            (folder / name).unlink(missing_ok=True)
-        for name in ("overlays", "maps"):
-            shutil.rmtree(folder / name, ignore_errors=True)
+        remove_results(folder)
     except OSError as error:
         raise OutputError(f"{folder}: cannot be written: {error.strerror}") from error
 

@@ -75,7 +75,7 @@ def evaluate(
         computed_on += f", {seen} of which the model was trained on"
         warn(f"warning: the model was trained on {seen} of these pictures: no measure of new ones")
     if out_folder is not None:
-        make_folder(out_folder, overwrite)
+        make_folder(out_folder, overwrite, table.paths())
         write = writer(out_folder, detector, save_maps)
         rows, metrics = evaluate_samples(detector, table, samples, progress, write)
     else:

@@ -58,7 +58,7 @@ def predict(
         raise DataError(f"{', '.join(map(str, paths))}: no pictures found")
     if any(path.is_dir() and absolute(out_folder).is_relative_to(absolute(path)) for path in paths):
         raise OutputError(f"{out_folder}: lies in a folder that is scored; choose another --out")
-    make_folder(out_folder, overwrite)
+    make_folder(out_folder, overwrite, found)
     try:
         root = Path(os.path.commonpath([path.parent for path in found]))
         named = [(path.relative_to(root).as_posix(), path) for path in found]

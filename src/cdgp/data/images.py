@@ -306,7 +306,7 @@ def _decode_tiff(path: Path) -> tuple[NDArray[Any], float]:
         page = tiff.pages.first
         values, bits, axes = np.asarray(page.asarray()), int(page.bitspersample), str(page.axes)
         photometric = getattr(page.photometric, "name", "")
-        extra = [int(kind) for kind in page.extrasamples]
+        straight = page.extrasamples[:1] in ((), (tifffile.EXTRASAMPLE.UNASSALPHA,))
     if axes == "SYX":
         values = values.transpose(1, 2, 0)
     elif axes not in ("YX", "YXS"):
@@ -320,7 +320,7 @@ def _decode_tiff(path: Path) -> tuple[NDArray[Any], float]:
         )
     if (values.shape[2] if values.ndim == 3 else 1) not in channels:
         raise PictureError(f"{path}: {values.shape[-1]} channels; save it as grey, RGB or RGBA")
-    if extra and extra[0] != 2:
+    if not straight:
         # Not straight alpha: a channel of unknown meaning, or colours that are multiplied already.
         values = values[:, :, :-1]
     if values.dtype.kind == "f":

@@ -67,6 +67,10 @@ class Manifest:
             return path.relative_to(self.root).as_posix()
         return path.as_posix()
 
+    def paths(self) -> list[Path]:
+        """Every picture and every mask."""
+        return [path for s in self.samples for path in (s.image, s.mask) if path]
+
     def of(self, split: str | None) -> tuple[Sample, ...]:
         """The samples of one split; "train" is all of train, fit and calibration; None is all."""
         if split is not None and split not in SPLITS:

@@ -19,7 +19,7 @@ from cdgp.data import layouts
 from cdgp.data.manifest import Manifest, absolute
 from cdgp.data.splits import hashed, split
 from cdgp.errors import DataError, OutputError, SettingsError
-from cdgp.files import write_text
+from cdgp.files import RESULT_FOLDERS, refuse_replacing, remove_results, write_text
 from cdgp.inference import Detector
 from cdgp.method.calibration import image_logit
 from cdgp.method.detector import Calibration
@@ -46,7 +46,6 @@ WITHOUT_BOUND = (
 )
 STATES = "state"
 """Folder of a run that holds the training state until the model is written."""
-OWN_FOLDERS = (STATES, "overlays", "maps")
 
 
 @dataclass(frozen=True)
@@ -97,12 +96,13 @@ def fit(
     manifest = prepare_manifest(data, settings, progress)
     check_calibration(manifest, settings)
     if folder is not None:
-        refuse_pictures_in(folder, manifest)
+        refuse_replacing(folder, (STATES, *RESULT_FOLDERS), manifest.paths())
         if resume:
-            refuse_changed_data(folder, manifest)
-            if (folder / MODEL).is_file():
-                model = artifact.load(folder / MODEL)
-                return Run(Detector(model), manifest, folder, model.provenance["separation"])
+            finished = artifact.load(folder / MODEL) if (folder / MODEL).is_file() else None
+            refuse_changed_data(folder, manifest, finished)
+            if finished is not None:
+                separation = finished.provenance["separation"]
+                return Run(Detector(finished), manifest, folder, separation)
         else:
             pretrained(settings)  # weights that cannot be had must not cost the earlier run
             clear_folder(folder)
@@ -214,21 +214,6 @@ def check_calibration(manifest: Manifest, settings: Settings) -> None:
         false_reject_threshold([float(i) for i in range(good)], rate)
 
 
-def refuse_pictures_in(folder: Path, manifest: Manifest) -> None:
-    """A run's own sub-folders are replaced, so no picture may lie there.
-
-    Raises:
-        OutputError: one does.
-    """
-    own = [absolute(folder) / name for name in OWN_FOLDERS]
-    for sample in manifest.samples:
-        for path in (sample.image, sample.mask):
-            if path is not None and any(path.is_relative_to(place) for place in own):
-                raise OutputError(
-                    f"{folder}: holds {path} where a run keeps its own files; choose another --out"
-                )
-
-
 def check_folder(folder: Path, settings: Settings, resume: bool, overwrite: bool) -> None:
     """Refuse a folder that holds something, or no run to resume; changes nothing.
 
@@ -277,23 +262,24 @@ def clear_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "config.json").is_file():
             return
-        for name in (MODEL, "metrics.json", "scores.csv", "report.html", "log.jsonl"):
+        remove_results(folder)
+        for name in (MODEL, "log.jsonl"):
             (folder / name).unlink(missing_ok=True)
-        for name in OWN_FOLDERS:
-            shutil.rmtree(folder / name, ignore_errors=True)
+        shutil.rmtree(folder / STATES, ignore_errors=True)
     except OSError as error:
         raise OutputError(f"{folder}: cannot be written: {error.strerror}") from error
 
 
-def refuse_changed_data(folder: Path, manifest: Manifest) -> None:
-    """An interrupted run goes on only with the pictures, labels and split that it began with.
+def refuse_changed_data(folder: Path, manifest: Manifest, finished: Model | None) -> None:
+    """A run goes on only with the pictures, labels and split that it began with.
 
     Raises:
         DataError: something has changed since.
     """
-    started = {r["manifest_sha256"] for r in read_log(folder) if r.get("stage") == "start"}
-    if (folder / MODEL).is_file():
-        started = {artifact.load(folder / MODEL).provenance["manifest_sha256"]}
+    if finished is not None:
+        started = {finished.provenance["manifest_sha256"]}
+    else:
+        started = {r["manifest_sha256"] for r in read_log(folder) if r.get("stage") == "start"}
     if started and manifest.sha256 not in started:
         raise DataError(
             f"{folder}: pictures, labels or groups have changed since this run began; restore them "

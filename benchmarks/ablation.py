@@ -21,15 +21,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 
-from cdgp.bench.methods import classifier_cam
-from cdgp.bench.run import SIZES as CORE_SIZES
+from cdgp.bench.methods import Fit, classifier, mil_topk
 from cdgp.bench.run import read_rows
 from cdgp.data.images import read_picture, to_input
 from cdgp.data.layouts import load
 from cdgp.data.manifest import Manifest, WeakSample
 from cdgp.data.splits import hashed, split
 from cdgp.data.synthetic import plant_defect
+from cdgp.inference import resized
 from cdgp.method.calibration import upsample
 from cdgp.method.detector import Evidence, calibrated, reconstruction_residual
 from cdgp.metrics.ranking import image_auroc, pixel_auroc
@@ -78,6 +79,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 CLASSIFIER_RATES = {"classifier 3e-4": 3e-4, "classifier 1e-3": 1e-3, "classifier 3e-3": 3e-3}
 """The reference's own learning rate, ranked the same way."""
+MIL_RATES = {"mil_topk 3e-4": 3e-4, "mil_topk 1e-3": 1e-3, "mil_topk 3e-3": 3e-3}
+"""That of MIL-TopK, ranked the same way."""
+BAG_METHODS: dict[str, tuple[Fit, float]] = {
+    **{name: (classifier.fit_cam, rate) for name, rate in CLASSIFIER_RATES.items()},
+    **{name: (mil_topk.fit, rate) for name, rate in MIL_RATES.items()},
+}
+CORE_SIZES = {"magnetic_tile": (192, 192), "ksdd": (384, 160)}
 STUDENT_RATES = {"student 3e-4": 3e-4, "student 1e-3": 1e-3, "student 3e-3": 3e-3}
 """The reverse student's learning rate, ranked by the residual alone on planted defects: the largest
 mean, over sets and seeds, of AUROC-P, AUPRO@.3 and AUPRO@.05."""
@@ -94,7 +102,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results/ablation.jsonl"))
     parser.add_argument("--sets", nargs="*", default=list(SIZES))
     parser.add_argument(
-        "--variants", nargs="*", default=list(VARIANTS | CLASSIFIER_RATES | STUDENT_RATES)
+        "--variants", nargs="*", default=list(VARIANTS | BAG_METHODS | STUDENT_RATES)
     )
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--states", type=Path, default=Path("runs/ablation"))
@@ -136,7 +144,7 @@ class Screening(NamedTuple):
 
 def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states: Path) -> None:
     manifest = split(hashed(load(data / name)), seed)
-    fit, calibration = manifest.weak("fit"), manifest.weak("calibration")
+    calibration = manifest.weak("calibration")
     calibrating, planting = halves(manifest)
     fabric, progress = new_fabric(), Bars()
     size = SIZES[name]
@@ -152,11 +160,11 @@ def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states
     student = None
     for variant in variants:
         began = time.monotonic()
-        if variant in CLASSIFIER_RATES | STUDENT_RATES:
-            if variant in CLASSIFIER_RATES:
-                row = classifier_row(screening, CLASSIFIER_RATES[variant])
+        if variant in BAG_METHODS | STUDENT_RATES:
+            if variant in BAG_METHODS:
+                row = bag_row(screening, *BAG_METHODS[variant])
             else:
-                row = student_row(screening, CORE_SIZES["default"][name], STUDENT_RATES[variant],
+                row = student_row(screening, CORE_SIZES[name], STUDENT_RATES[variant],
                                   folder)  # fmt: skip
             row = {"dataset": name, "variant": variant, "seed": seed, "weight": None,
                    "tail": None, "input_size": size, "steps": STEPS, **row,
@@ -173,10 +181,9 @@ def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states
             calibration={"pictures": "held_out"},
         )
         signs: dict[str, Any] = {}
-        student = student or student_stage(
-            fit, s, manifest.sha256, fabric, folder, lambda record: None, progress
-        )
-        dual = dual_gp_stage(fit, s, manifest.sha256, fabric, None, signs.update, progress)
+        weak = manifest.weak_split()  # of which held_out leaves the Dual GP the fit pictures
+        student = student or student_stage(weak, s, fabric, folder, lambda record: None, progress)
+        dual = dual_gp_stage(weak, s, fabric, None, signs.update, progress)
         seconds = time.monotonic() - began
         network = assemble(dual, *student, s)
         pictures = Pictures(calibrating, size, s.data.white_level)
@@ -206,8 +213,8 @@ def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states
             file.write("\n".join(lines) + "\n")
 
 
-def classifier_row(screening: Screening, rate: float) -> dict[str, float | None]:
-    """The classifier on fit pictures, ranked on calibration pictures and planted defects."""
+def bag_row(screening: Screening, fit: Fit, rate: float) -> dict[str, float | None]:
+    """A reference on fit pictures, ranked on calibration pictures and planted defects."""
     manifest, size, seed, native, masks = screening
     s = preset(
         "lite",
@@ -216,12 +223,15 @@ def classifier_row(screening: Screening, rate: float) -> dict[str, float | None]
         dual_gp={"steps": STEPS, "learning_rate": rate, "sampler": "balanced"},
         calibration={"pictures": "held_out"},
     )
-    with TemporaryDirectory() as states:
-        fitted = classifier_cam.fit(manifest, s, Path(states), Bars())
     calibration = manifest.of("calibration")
-    scores = [fitted.score(read_picture(c.image)).image_score for c in calibration]
+    with TemporaryDirectory() as folder:
+        fitted = fit(manifest.weak_split(), s, Path(folder), Bars())
+        scores = [f.image_score for f in fitted.score([c.image for c in calibration])]
+        planted = [Path(folder) / f"{index}.png" for index in range(len(native))]
+        for path, picture in zip(planted, native, strict=True):
+            Image.fromarray(np.rint(picture * 255).astype(np.uint8)).save(path)
+        maps = [resized(f.anomaly_map, f.size) for f in fitted.score(planted)]
     ranking = image_auroc(scores, [c.defective for c in calibration]).value
-    maps = [fitted.score(picture).anomaly_map for picture in native]
     return {"calibration_image_auroc": ranking, **planted_metrics(maps, masks)}
 
 
@@ -231,10 +241,9 @@ def student_row(
     """The student on good fit pictures, its residual ranked on planted defects."""
     manifest, _, seed, native, masks = screening
     s = preset("lite", seed=seed, input_size=size, student={"learning_rate": rate})
-    folder = states / f"student-{fingerprint(s, manifest.sha256, 'student')[:16]}"
-    teacher, student = student_stage(
-        manifest.weak("fit"), s, manifest.sha256, new_fabric(), folder, lambda record: None, Bars()
-    )
+    weak = manifest.weak_split()
+    folder = states / f"student-{fingerprint(s, weak.good_fit_sha256, 'student')[:16]}"
+    teacher, student = student_stage(weak, s, new_fabric(), folder, lambda record: None, Bars())
     with torch.inference_mode():
         maps = [
             upsample(

@@ -1,90 +1,213 @@
-"""The core comparison: what every method returns, what a row holds, what is computed once."""
+"""The adapters and the grid: what every method returns, what is computed once, what is shared."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from cdgp.bench import run
-from cdgp.bench.run import METHODS, Cell, config_sha256, core_cells, score_test, table
-from cdgp.data.images import read_picture
+from cdgp.bench.grid import EXPERIMENTS, METHODS, Line, line_settings
+from cdgp.bench.methods import cdgp, classifier
+from cdgp.bench.methods.classifier import Classifier, class_activation, grad_cam
+from cdgp.bench.plan import read_plan, ready_plans
+from cdgp.bench.protocol import Prepared, prepare
+from cdgp.bench.run import plan_cells, score_test
+from cdgp.data.images import read_picture, to_input
 from cdgp.data.manifest import Manifest
-from cdgp.data.splits import hashed, split
-from cdgp.data.synthetic import make_dataset
-from cdgp.presets import merged
+from cdgp.data.splits import hashed
+from cdgp.method.controls import HeteroscedasticHead, LinearHead
+from cdgp.method.gp import DualGP
+from cdgp.presets import DataSettings, Settings, merged
 from cdgp.progress import Quiet
+from cdgp.training.dual_gp import new_control
+from cdgp.training.stages import pretrained
 from conftest import tiny_settings
 
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
-def tiny(method: str) -> dict[str, object]:
+
+@pytest.fixture(scope="module")
+def prepared(surfaces: Manifest) -> Prepared:
+    return prepare("surfaces", "surfaces", hashed(surfaces), DataSettings(), 0)
+
+
+def tiny(line: Line = Line("")) -> Settings:  # noqa: B008
+    changes = merged(METHODS[line.method].changes, line.changes)
     steps = {
         "dual_gp": {"steps": 2, "batch_size": 4, "no_separation": "flag"},
         "student": {"steps": 2, "batch_size": 2},
     }
-    return merged(steps, METHODS[method].changes)
+    return tiny_settings(**merged(steps, changes))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_methods_score_at_the_pictures_size_and_train_once(
-    method: str, surfaces: Manifest, tmp_path: Path
+def test_methods_score_every_picture_and_train_once(
+    method: str, prepared: Prepared, tmp_path: Path
 ) -> None:
-    manifest = split(hashed(surfaces), 0)
-    chosen = tiny_settings(**tiny(method))
-    fitted = METHODS[method].fit(manifest, chosen, tmp_path, Quiet())
-    picture = read_picture(manifest.samples[0].image)
-    scored = fitted.score(picture)
-    assert scored.anomaly_map.shape == picture.shape[:2] == (96, 80)
-    assert np.isfinite(scored.anomaly_map).all()
-    assert np.ptp(scored.anomaly_map) > 0
-    assert np.isfinite(scored.image_score)
-    if fitted.probability:
-        assert 0 <= scored.image_score <= 1
+    chosen = tiny(Line("", method))
+    paths = [s.image for s in prepared.manifest.of("test")]
+    fitted = METHODS[method].fit(prepared.weak, chosen, tmp_path, Quiet())
+    scored = list(fitted.score(paths))
+    assert len(scored) == len(paths)
+    for one in scored:
+        assert one.size == (96, 80)
+        assert one.anomaly_map.ndim == 2 and one.anomaly_map.dtype == np.float32
+        assert np.isfinite(one.anomaly_map).all()
+        assert np.isfinite(one.image_score)
+        assert not fitted.probability or 0 <= one.image_score <= 1
+    assert np.ptp(scored[0].anomaly_map) > 0
     states = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")}
-    again = METHODS[method].fit(manifest, chosen, tmp_path, Quiet()).score(picture)
+    again = list(METHODS[method].fit(prepared.weak, chosen, tmp_path, Quiet()).score(paths))
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")} == states
-    np.testing.assert_allclose(again.anomaly_map, scored.anomaly_map, atol=1e-6)
-    row = score_test(fitted, manifest, Quiet())
-    assert row["metric_size"] == "native"
-    for key in run.METRICS:
-        assert row[key] is None or 0 <= row[key] <= 1
+    np.testing.assert_allclose(again[0].anomaly_map, scored[0].anomaly_map, atol=1e-6)
+    network, run = fitted.pipeline()
+    run(to_input(read_picture(paths[0]), chosen.input_size)[None])
+    assert sum(p.numel() for p in network.parameters()) > 10_000
+    for size, expected in ((None, "native"), (chosen.input_size, "input")):
+        row = score_test(fitted, prepared.manifest, size, details=True)
+        assert row["metric_size"] == expected
+        for key in ("image_auroc", "pixel_auroc", "pixel_aupro_30", "pixel_aupro_05"):
+            assert row[key] is None or 0 <= row[key] <= 1
 
 
-def test_readings_share_their_student_and_no_two_cells_are_one() -> None:
-    cells = list(core_cells())
-    assert len({(c.setting, c.dataset, config_sha256(c)) for c in cells}) == len(cells) == 28
-    settings = {m: run.cell_settings(Cell("x", m, "default", 0, (64, 64))) for m in METHODS}
-    assert settings["cdgp"].student == settings["cdgp_paper"].student
-    assert settings["cdgp_paper"].dual_gp.sigma_gradient
-    assert not settings["cdgp"].dual_gp.sigma_gradient
-
-
-def test_rows_are_kept_and_old_ones_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_inference_settings_neither_train_nor_run_the_network(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_dataset(tmp_path / "data" / "surfaces", good=20, defective=10)
-    size = (64, 64)
-    monkeypatch.setattr(run, "SIZES", {"default": {"surfaces": size}})
-    cells = [Cell("surfaces", "static_max", "default", seed, size) for seed in (0, 1)]
-    monkeypatch.setattr(run, "core_cells", lambda: iter(cells))
-    out = tmp_path / "rows.jsonl"
-    command = ["run", "--data", str(tmp_path / "data"), "--out", str(out),
-               "--states", str(tmp_path / "states")]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", command)
-    run.main()
-    first = out.read_text()
-    rows = [json.loads(line) for line in first.splitlines()]
-    assert [r["seed"] for r in rows] == [0, 1]
-    keys = {"dataset", "category", "method", "setting", "seed", "preset", "input_size",
-            "metric_size", "image_auroc", "pixel_auroc", "pixel_aupro_30", "pixel_aupro_05",
-            "seconds", "config_sha256", "manifest_sha256"}  # fmt: skip
-    assert keys <= rows[0].keys()
-    run.main()
-    assert out.read_text() == first
-    mean = 50 * (rows[0]["image_auroc"] + rows[1]["image_auroc"])
-    assert f"| surfaces | default | static_max | 2 | {mean:.1f} ±" in table(rows)
-    make_dataset(tmp_path / "data" / "surfaces", good=20, defective=10, seed=1)
-    with pytest.raises(SystemExit, match="2 rows were made with other settings or pictures"):
-        run.main()
-    assert out.read_text() == first
+    """A sweep over weights reads what the network said from its file."""
+    paths = [s.image for s in prepared.manifest.of("test")]
+    base = list(cdgp.fit(prepared.weak, tiny(), tmp_path, Quiet()).score(paths))
+    monkeypatch.setattr(cdgp, "train", lambda *a, **k: pytest.fail("trained again"))
+    lines = [
+        *EXPERIMENTS["fusion_weight"],
+        *EXPERIMENTS["image_weight"],
+        EXPERIMENTS["components"][0],
+    ]
+    for line in lines:
+        found = list(cdgp.fit(prepared.weak, tiny(line), tmp_path, Quiet()).score(paths))
+        same = line.setting == "default"
+        equal = all(np.array_equal(a.anomaly_map, b.anomaly_map)
+                    for a, b in zip(base, found, strict=True))  # fmt: skip
+        assert equal == same, line
+        if "image_weight" not in line.setting:
+            assert [f.image_score for f in found] == [b.image_score for b in base], "w keeps p_A"
+
+
+def test_without_spatial_weight_the_map_is_the_residuals_tail(
+    prepared: Prepared, tmp_path: Path
+) -> None:
+    """GP-free: the map ranks as the residual does, and its tail is refitted to the residual."""
+    paths = [s.image for s in prepared.manifest.of("test")]
+    free = EXPERIMENTS["components"][0]
+    for one in cdgp.fit(prepared.weak, tiny(free), tmp_path, Quiet()).score(paths[:2]):
+        np.testing.assert_array_equal(one.anomaly_map, one.branches["surprisal"])
+    fitted = cdgp.fit(prepared.weak, tiny(free), tmp_path, Quiet())
+    good = [s.image for s in prepared.weak.calibration if not s.defective]
+    values = np.concatenate([s.anomaly_map.ravel() for s in fitted.score(good)])
+    # On its own calibration pixels a counted tail is uniform: P(p <= x) = x.
+    for share in (0.5, 0.1, 0.01):
+        assert (values >= -np.log(share)).mean() == pytest.approx(share, abs=0.01)
+
+
+def test_grad_cam_is_the_gradient_weighted_map() -> None:
+    """Against its definition: channels weighted by their mean gradient, summed, cut at zero."""
+    torch.manual_seed(0)
+    model = Classifier(pretrained(tiny_settings())).eval()
+    with torch.no_grad():
+        model.linear.weight.normal_()
+    image = torch.rand(1, 3, 64, 96)
+    found, probability = grad_cam(model, image)
+    coarse = model.coarse(image).detach().requires_grad_()
+    logit = model.linear(coarse.mean((2, 3)))[0, 0]
+    logit.backward()
+    weights = coarse.grad.mean((2, 3), keepdim=True)
+    expected = (weights * coarse).sum(1)[0].clamp_min(0).detach().numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-7)
+    assert probability == pytest.approx(torch.sigmoid(logit).item(), abs=1e-6)
+    activation, same = class_activation(model, image)
+    assert same == pytest.approx(probability, abs=1e-5)
+    cut = np.maximum(activation - model.linear.bias.item(), 0) / coarse[0, 0].numel()
+    np.testing.assert_allclose(found, cut, rtol=1e-3, atol=1e-6)
+
+
+def test_cam_and_grad_cam_share_their_classifier(prepared: Prepared, tmp_path: Path) -> None:
+    for fit in (classifier.fit_cam, classifier.fit_grad_cam):
+        fit(prepared.weak, tiny(Line("", "grad_cam")), tmp_path, Quiet())
+    assert len(list(tmp_path.rglob("classifier.safetensors"))) == 1
+
+
+def test_linear_head_has_unit_variance() -> None:
+    torch.manual_seed(0)
+    pair = DualGP(LinearHead(8), LinearHead(8)).double()
+    for head in (pair.normal, pair.anomaly):
+        head.beta.data.normal_()
+    tokens = torch.randn(50, 8, dtype=torch.float64)
+    margin = pair.mean_margin(tokens)
+    expected = [sum(t[d] * (pair.anomaly.beta[d] - pair.normal.beta[d]) for d in range(8))
+                for t in tokens]  # fmt: skip
+    np.testing.assert_allclose(margin.detach(), torch.stack(expected).detach(), atol=1e-12)
+    dominance = pair.dominance(tokens, 1e-6)
+    np.testing.assert_allclose(dominance.detach(), margin.detach() / np.sqrt(2), atol=1e-12)
+
+
+def test_heteroscedastic_variance_is_equation_s1() -> None:
+    torch.manual_seed(0)
+    head = HeteroscedasticHead(6, 3).double()
+    head.a.data.normal_()
+    head.B.data.normal_()
+    tokens = torch.randn(20, 6, dtype=torch.float64)
+    for t, found in zip(tokens, head(tokens).variance.detach(), strict=True):
+        diagonal = torch.diag(torch.log1p(torch.exp(head.a)) + 1e-4)
+        expected = t @ diagonal @ t + torch.linalg.vector_norm(head.B.mT @ t) ** 2 + 1e-6
+        assert float(found) == pytest.approx(expected.item(), abs=1e-12)
+
+
+def test_controls_start_as_the_prior_and_take_the_inducing_budgets() -> None:
+    chosen = tiny_settings(inducing={"normal": 5, "anomaly": 3})
+    unit = torch.nn.functional.normalize(torch.randn(40, chosen.backbone.token_dim), dim=1)
+    for head in ("linear", "heteroscedastic"):
+        pair = new_control(head, chosen)
+        for function in (pair.normal, pair.anomaly):
+            mean, variance = function(unit)
+            assert torch.equal(mean, torch.zeros(40))
+            np.testing.assert_allclose(variance.detach(), 1, atol=0.01)
+    assert (pair.normal.B.shape[1], pair.anomaly.B.shape[1]) == (5, 3)
+
+
+def test_settings_of_lines() -> None:
+    """Each line changes what it says; the classifier's rate belongs to lite alone."""
+    lite = {m: line_settings(Line("", m), "lite", 0, (64, 64), {}) for m in METHODS}
+    assert lite["cdgp"].student == lite["cdgp_paper"].student
+    assert lite["cdgp_paper"].dual_gp.sigma_gradient and not lite["cdgp"].dual_gp.sigma_gradient
+    assert lite["grad_cam"].dual_gp.learning_rate == 3e-3
+    paper = line_settings(Line("", "grad_cam"), "paper", 0, (64, 64), {})
+    assert paper.dual_gp.learning_rate == 1e-4
+    for lines in EXPERIMENTS.values():
+        names = [(line.method, line.setting) for line in lines]
+        assert len(set(names)) == len(names)
+
+
+def test_ready_plans_are_whole() -> None:
+    assert ready_plans() == [
+        "house", "house-full", "paper-ksdd2", "paper-mvtec-ad2", "paper-visa", "smoke",
+    ]  # fmt: skip
+    for name in ready_plans():
+        plan = read_plan(name)
+        cells = plan_cells(plan, {(d, "x") for d in plan.datasets})
+        assert len({c.label for c in cells}) == len(cells) > 0
+        hashes = {(c.dataset, c.category, c.budget, c.config_sha256) for c in cells}
+        assert len(hashes) == len(cells), "no two cells are one"
+
+
+@pytest.mark.parametrize("plan", ["house", "house-full"])
+def test_rows_of_the_core_comparison_fit_the_plans(plan: str) -> None:
+    """Their configuration hashes are those of the plan's cells: nothing is trained again."""
+    lines = (RESULTS / "core.jsonl").read_text().splitlines()
+    known = {json.loads(line)["config_sha256"] for line in lines}
+    chosen = read_plan(plan)
+    cells = plan_cells(chosen, {(d, d) for d in chosen.datasets})
+    core = ("static_max", "classifier_cam", "cdgp", "cdgp_paper")
+    wanted = [c for c in cells if c.budget is None and c.line.method in core
+              and (c.line.setting == "default" or plan == "house-full")]  # fmt: skip
+    assert wanted
+    assert {c.config_sha256 for c in wanted} <= known

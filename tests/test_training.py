@@ -328,7 +328,7 @@ def test_student_reconstructs_normal_pictures_and_fails_on_defects(tmp_path: Pat
     manifest = split(hashed(make_dataset(tmp_path, good=60, defective=12, size=(128, 128))), 0)
     chosen = settings("lite", input_size=(128, 128), student={"steps": 150})
     teacher, student = student_stage(
-        manifest.weak("fit"), chosen, "", new_fabric(), None, lambda r: None, Quiet()
+        manifest.weak_split(), chosen, new_fabric(), None, lambda r: None, Quiet()
     )
     maps: dict[str, list[np.ndarray]] = {"student": [], "copy": []}
     masks = []

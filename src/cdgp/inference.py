@@ -139,6 +139,14 @@ def score_picture(
     return evidence, calibrated(evidence, calibration, size)
 
 
+def resized(values: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
+    """A map (h, w) at another (height, width), bilinear; the same where it has that size."""
+    if values.shape == tuple(size):
+        return values
+    found: NDArray[np.float32] = upsample(torch.from_numpy(values)[None], size)[0].numpy()
+    return found
+
+
 def load(path: str | Path) -> Detector:
     """Load a trained model from its file, or from the folder of a run.
 

@@ -2,7 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
 
 
 class Advance(Protocol):
@@ -27,7 +31,13 @@ class Quiet:
 
 
 class Bars:
-    """A bar a phase on standard error, with the time left; a line where it is no terminal."""
+    """A bar a phase on standard error, with the time left; a line where it is no terminal.
+
+    A phase within another one gets a bar below it, for as long as it lasts.
+    """
+
+    def __init__(self) -> None:
+        self._shown: RichProgress | None = None
 
     @contextmanager
     def phase(self, name: str, total: int, done: int = 0) -> Iterator[Advance]:
@@ -41,6 +51,14 @@ class Bars:
         )
         from rich.progress import Progress as RichProgress
 
+        if self._shown is not None:
+            outer = self._shown
+            task = outer.add_task(name, total=total, completed=done, note="")
+            try:
+                yield _advancing(outer, task)
+            finally:
+                outer.remove_task(task)
+            return
         console = Console(stderr=True)
         bar = RichProgress(
             TextColumn("{task.description:<22}"),
@@ -56,12 +74,19 @@ class Bars:
         if not console.is_terminal:
             console.print(f"{name}: {total}", highlight=False)
         with bar:
+            self._shown = bar
             task = bar.add_task(name, total=total, completed=done, note="")
+            try:
+                yield _advancing(bar, task)
+            finally:
+                self._shown = None
 
-            def advance(note: str = "") -> None:
-                if note:
-                    bar.update(task, advance=1, note=note)
-                else:
-                    bar.update(task, advance=1)
 
-            yield advance
+def _advancing(bar: "RichProgress", task: "TaskID") -> Advance:
+    def advance(note: str = "") -> None:
+        if note:
+            bar.update(task, advance=1, note=note)
+        else:
+            bar.update(task, advance=1)
+
+    return advance

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from cdgp.cli.benchmark import benchmark
 from cdgp.cli.common import INTERRUPTED, escape_unprintable, say
 from cdgp.cli.demo import demo
 from cdgp.cli.evaluate import evaluate
@@ -24,6 +25,7 @@ app.command()(train)
 app.command()(predict)
 app.command()(evaluate)
 app.command()(demo)
+app.command()(benchmark)
 
 
 def show_version(wanted: bool) -> None:

@@ -123,6 +123,14 @@ def read_mask(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
         return np.asarray((values > 0) & (values >= largest / 2))
 
 
+def resize_mask(mask: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.bool_]:
+    """A mask (H, W) bool at another (height, width), by nearest neighbour."""
+    if mask.shape == tuple(size):
+        return mask
+    resized = Image.fromarray(mask).resize((size[1], size[0]), Image.Resampling.NEAREST)
+    return np.asarray(resized, np.bool_)
+
+
 def picture_size(path: Path) -> tuple[int, int]:
     """Size (height, width) of the upright picture, from the header alone."""
     with _blame(path):

@@ -65,7 +65,7 @@ def load(data: Path, good: str = "good", defective: str = "defective") -> Manife
                 f"{root / name}: holds no pictures; put files ending in "
                 f"{', '.join(EXTENSIONS)} there"
             )
-        masks = _pair(root / name, pictures, root / "masks") if label else {}
+        masks = pair_masks(root / name, pictures, root / "masks") if label else {}
         samples += [Sample(picture, label, masks.get(picture)) for picture in pictures]
     return Manifest(root, tuple(samples))
 
@@ -126,8 +126,8 @@ def _stem(path: Path, folder: Path) -> str:
     return unicodedata.normalize("NFC", path.relative_to(folder).with_suffix("").as_posix())
 
 
-def _pair(folder: Path, pictures: list[Path], mask_folder: Path) -> dict[Path, Path]:
-    """Masks by picture, matched by name and never by position."""
+def pair_masks(folder: Path, pictures: list[Path], mask_folder: Path) -> dict[Path, Path]:
+    """Masks by picture, matched by name and never by position; a mask of its own for each."""
     if not mask_folder.is_dir():
         return {}
     by_stem: dict[str, list[Path]] = defaultdict(list)

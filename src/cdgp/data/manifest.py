@@ -10,7 +10,7 @@ import os
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cdgp.errors import DataError
@@ -51,6 +51,20 @@ class WeakSample:
 
 
 @dataclass(frozen=True)
+class WeakSplit:
+    """All that a training may see of a manifest: pictures and labels; no mask, no test picture."""
+
+    fit: tuple[WeakSample, ...]
+    calibration: tuple[WeakSample, ...]
+    train: tuple[WeakSample, ...]
+    """Both, in the manifest's order."""
+    sha256: str
+    """Digest of the manifest."""
+    good_fit_sha256: str
+    """Digest of the good fit pictures alone: what the student's training depends on."""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Samples, sorted by path, and the folder that their paths are relative to on disk."""
 
@@ -81,6 +95,17 @@ class Manifest:
     def weak(self, split: str | None) -> tuple[WeakSample, ...]:
         """The samples of one split as training may see them."""
         return tuple(WeakSample(s.image, s.defective) for s in self.of(split))
+
+    def weak_split(self) -> WeakSplit:
+        """The training part as training may see it."""
+        good_fit = tuple(s for s in self.of("fit") if not s.defective)
+        return WeakSplit(
+            self.weak("fit"),
+            self.weak("calibration"),
+            self.weak("train"),
+            self.sha256,
+            replace(self, samples=good_fit).sha256,
+        )
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """(good, defective) per split that occurs; samples without one count as "unsplit"."""

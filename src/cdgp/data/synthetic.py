@@ -46,7 +46,7 @@ def make_dataset(
     samples: list[Sample] = []
     for i in range(good + defective):
         rng = np.random.default_rng([seed, i])
-        picture = _rounded(_surface(size, rng))
+        picture = make_surface(size, rng)
         if i < good:
             image, mask_path = root / "good" / f"{i:03d}.png", None
         else:
@@ -89,13 +89,16 @@ def plant_defect(picture: Floats, rng: np.random.Generator) -> tuple[Floats, NDA
     )
 
 
-def _rounded(picture: Floats) -> Floats:
-    """The picture as 8 bits store it."""
-    return np.asarray(np.rint(picture * 255) / 255, np.float32)
+def make_surface(size: tuple[int, int], rng: np.random.Generator) -> Floats:
+    """Brushed grain, cloudy base and a slight gradient of light, rounded as 8 bits store it.
 
+    Arguments:
+        size: (height, width).
+        rng: The only source of randomness.
 
-def _surface(size: tuple[int, int], rng: np.random.Generator) -> Floats:
-    """Brushed grain, cloudy base and a slight gradient of light; HWC float32 RGB in [0, 1]."""
+    Returns:
+        HWC float32 RGB in [0, 1].
+    """
     height, width = size
     grain = gaussian_filter(rng.standard_normal(size), (0.6, 4))
     cloud = gaussian_filter(rng.standard_normal(size), 6)
@@ -105,7 +108,8 @@ def _surface(size: tuple[int, int], rng: np.random.Generator) -> Floats:
     grey = rng.uniform(0.45, 0.52) + 0.03 * grain / grain.std() + 0.015 * cloud / cloud.std()
     tint = np.array([1.0, 0.97, 0.93]) + rng.normal(0, 0.005, 3)
     surface = (grey + 0.06 * light)[:, :, None] * tint
-    return np.asarray(np.clip(surface, 0, 1), np.float32)
+    rounded = np.rint(np.asarray(np.clip(surface, 0, 1), np.float32) * 255) / 255
+    return np.asarray(rounded, np.float32)
 
 
 def _grid(picture: Floats) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

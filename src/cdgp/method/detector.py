@@ -16,8 +16,7 @@ from cdgp.method.calibration import (
     surprisal,
     upsample,
 )
-from cdgp.method.gp import DualGP, FusedDominance
-from cdgp.method.kernels import linear
+from cdgp.method.gp import DualGP, FusedDominance, has_fused_form
 from cdgp.method.losses import log_mean_exp
 from cdgp.method.student import ReverseStudent, residual_map, residuals
 from cdgp.method.tokens import TokenProjection
@@ -92,8 +91,7 @@ class Network(nn.Module):
         self.sharpness = sharpness
         self.floor = floor
         self.evidence = evidence
-        is_linear = gps.normal.kernel is linear
-        self.fused = FusedDominance(gps, floor, evidence) if is_linear else None
+        self.fused = FusedDominance(gps, floor, evidence) if has_fused_form(gps) else None
         self.requires_grad_(False).eval()
 
     def tokens(self, images: Tensor) -> Tensor:
@@ -113,6 +111,13 @@ class Network(nn.Module):
             evidence = self.gps.dominance(flat, self.floor)
         grid: Tensor = evidence.view(tokens.shape[:3])
         return grid
+
+    def means(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, 3, H, W) RGB in [0, 1] to mu_N and mu_A, (B, H/4, W/4) each."""
+        tokens = self.tokens(images)
+        flat = tokens.flatten(0, 2)
+        normal, anomaly = self.gps.normal.mean(flat), self.gps.anomaly.mean(flat)
+        return normal.view(tokens.shape[:3]), anomaly.view(tokens.shape[:3])
 
     def residual(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) RGB in [0, 1] to the residual map (B, H/4, W/4)."""

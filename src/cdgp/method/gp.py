@@ -1,6 +1,6 @@
 """Sparse Gaussian-process moments, the contrastive pair, and posterior dominance (Eq. 3-12)."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,14 @@ class Moments(NamedTuple):
 
     mean: Tensor
     variance: Tensor
+
+
+class EvidenceFunction(Protocol):
+    """What the pair is made of: a sparse GP, or one of the paper's controls."""
+
+    def __call__(self, tokens: Tensor) -> Moments: ...
+
+    def mean(self, tokens: Tensor) -> Tensor: ...
 
 
 class SparseGP(nn.Module):
@@ -84,7 +92,7 @@ class SparseGP(nn.Module):
 class DualGP(nn.Module):
     """The normal and the anomaly evidence function over one token space."""
 
-    def __init__(self, normal: SparseGP, anomaly: SparseGP) -> None:
+    def __init__(self, normal: EvidenceFunction, anomaly: EvidenceFunction) -> None:
         super().__init__()
         self.normal = normal
         self.anomaly = anomaly
@@ -105,6 +113,11 @@ def standardised(margin: Tensor, variance: Tensor, floor: float) -> Tensor:
     return margin / variance.clamp_min(floor).sqrt()
 
 
+def has_fused_form(gps: DualGP) -> bool:
+    """Whether both functions are sparse GPs with the linear kernel."""
+    return all(isinstance(f, SparseGP) and f.kernel is linear for f in (gps.normal, gps.anomaly))
+
+
 class FusedDominance(nn.Module):
     """The linear-kernel dominance as one matmul of the tokens.
 
@@ -121,18 +134,20 @@ class FusedDominance(nn.Module):
 
     def __init__(self, gps: DualGP, floor: float, evidence: str = "dominance") -> None:
         super().__init__()
-        if gps.normal.kernel is not linear or gps.anomaly.kernel is not linear:
+        normal, anomaly = gps.normal, gps.anomaly
+        if not has_fused_form(gps):
             raise TypeError("only the linear kernel has a fused form")
+        assert isinstance(normal, SparseGP) and isinstance(anomaly, SparseGP)
         self.floor = floor
         self.evidence = evidence
         with torch.no_grad():
-            beta_N, C_N = _linear_form(gps.normal)
-            beta_A, C_A = _linear_form(gps.anomaly)
+            beta_N, C_N = _linear_form(normal)
+            beta_A, C_A = _linear_form(anomaly)
             eigenvalues, eigenvectors = torch.linalg.eigh(C_N + C_A)
             kept = eigenvalues.abs() > 1e-12 * eigenvalues.abs().max()
             directions = eigenvectors[:, kept] * eigenvalues[kept].abs().sqrt()
             weight = torch.cat([(beta_A - beta_N)[:, None], directions], dim=1)
-        dtype = gps.normal.Z.dtype
+        dtype = normal.Z.dtype
         self.register_buffer("weight", weight.to(dtype), persistent=False)
         self.register_buffer("signs", eigenvalues[kept].sign().to(dtype), persistent=False)
         self.weight: Tensor

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torchvision.transforms import v2
 
 from cdgp.errors import NoSeparationError
 from cdgp.method.backbone import Encoder
+from cdgp.method.controls import HeteroscedasticHead, LinearHead
 from cdgp.method.gp import DualGP, SparseGP
 from cdgp.method.inducing import inducing_sets
 from cdgp.method.kernels import kernel_named
@@ -34,6 +35,10 @@ SEPARATION_PICTURES = 64
 """The check for separation looks at so many pictures of each label at most."""
 LEAST_SEPARATION = 0.7
 """AUROC of the pooled margin over training pictures below which there is no usable model."""
+
+
+Head = Literal["gp", "linear", "heteroscedastic"]
+"""What the two evidence functions are: the method, or one of the paper's controls."""
 
 
 class TrainedDualGP(NamedTuple):
@@ -105,6 +110,7 @@ def train_dual_gp(
     state: Path | None,
     log: Callable[[Mapping[str, Any]], None],
     progress: Progress,
+    head: Head = "gp",
 ) -> TrainedDualGP:
     """Train the Dual GP on weakly labelled pictures, starting from a pretrained encoder.
 
@@ -117,6 +123,7 @@ def train_dual_gp(
         state: file that holds the stage's progress, or None.
         log: takes records.
         progress: where to tell the progress.
+        head: what the evidence functions are.
 
     Raises:
         NoSeparationError: the two labels do not separate and the settings say to stop then.
@@ -127,12 +134,16 @@ def train_dual_gp(
     encoder.freeze_stem()
     encoder.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     projection.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    found = read_state(state, fingerprint) if state else None
-    if found is None:
-        Zn, Za = select_inducing(pictures, encoder, projection, settings, fabric, progress)
+    if head == "gp":
+        found = read_state(state, fingerprint) if state else None
+        if found is None:
+            Zn, Za = select_inducing(pictures, encoder, projection, settings, fabric, progress)
+        else:
+            Zn, Za = (found.tensors[f"module.gps.{name}.Z"] for name in ("normal", "anomaly"))
+        gps = new_pair(Zn, Za, s)
     else:
-        Zn, Za = (found.tensors[f"module.gps.{name}.Z"] for name in ("normal", "anomaly"))
-    gps = new_pair(Zn, Za, s).to(fabric.device)
+        gps = new_control(head, settings)
+    gps.to(fabric.device)
     training = DualGPTraining(encoder, projection, gps, s, settings.calibration.pooling_sharpness)
     inducing = list(gps.parameters())
     base = [p for p in (*encoder.parameters(), *projection.parameters()) if p.requires_grad]
@@ -178,6 +189,19 @@ def new_pair(Zn: Tensor, Za: Tensor, s: DualGPSettings) -> DualGP:
         SparseGP(Z, kernel, s.jitter, s.initial_mean, s.initial_scale) for Z in (Zn, Za)
     )
     return DualGP(normal, anomaly)
+
+
+def new_control(head: Head, settings: Settings) -> DualGP:
+    """An untrained pair of one of the paper's controls, with the ranks of the inducing budgets."""
+    dim = settings.backbone.token_dim
+    if head == "linear":
+        return DualGP(LinearHead(dim), LinearHead(dim))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeded(settings.seed, "control").initial_seed())
+        return DualGP(
+            HeteroscedasticHead(dim, settings.inducing.normal),
+            HeteroscedasticHead(dim, settings.inducing.anomaly),
+        )
 
 
 def select_inducing(

@@ -33,7 +33,6 @@ from cdgp.training.pictures import Pictures
 from cdgp.training.stages import (
     Log,
     assemble,
-    dual_gp_samples,
     dual_gp_stage,
     pretrained,
     student_stage,
@@ -128,16 +127,11 @@ def train(
 ) -> tuple[Model, float]:
     """Both trained stages and the calibration; returns the model and its separation."""
     fabric = new_fabric()
-    sha = manifest.sha256
-    calibration_samples = manifest.weak("calibration")
-    dual = dual_gp_stage(
-        dual_gp_samples(manifest, settings), settings, sha, fabric, states, log, progress
-    )
-    teacher, student = student_stage(
-        manifest.weak("fit"), settings, sha, fabric, states, log, progress
-    )
+    data = manifest.weak_split()
+    dual = dual_gp_stage(data, settings, fabric, states, log, progress)
+    teacher, student = student_stage(data, settings, fabric, states, log, progress)
     network = assemble(dual, teacher, student, settings).to(fabric.device)
-    pictures = Pictures(calibration_samples, settings.input_size, settings.data.white_level)
+    pictures = Pictures(data.calibration, settings.input_size, settings.data.white_level)
     collected = collect_evidence(network, pictures, fabric.device, progress)
     calibration = fit_calibration(collected, settings.calibration)
     log({"stage": "calibration", "slope": calibration.image.slope,

@@ -2,28 +2,35 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning_fabric import Fabric
 
 from cdgp.data.images import digest
-from cdgp.data.manifest import Manifest, WeakSample
+from cdgp.data.manifest import WeakSample, WeakSplit
 from cdgp.method.backbone import Encoder, load_weights
 from cdgp.method.detector import Network
 from cdgp.method.student import ReverseStudent
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.dual_gp import TrainedDualGP, train_dual_gp
+from cdgp.training.dual_gp import Head, TrainedDualGP, train_dual_gp
 from cdgp.training.pictures import Pictures
 from cdgp.training.student import train_student
 
 Log = Callable[[Mapping[str, Any]], None]
 
 
-def fingerprint(settings: Settings, manifest_sha256: str, stage: str) -> str:
-    """Digest of everything that a stage's result depends on; ``stage`` is dual_gp or student."""
+def fingerprint(settings: Settings, sha256: str, stage: str, head: Head = "gp") -> str:
+    """Digest of everything that a stage's result depends on.
+
+    Args:
+        settings: of the run.
+        sha256: of the pictures that the stage depends on, see ``WeakSplit``.
+        stage: ``dual_gp`` or ``student``.
+        head: what the evidence functions of the first stage are.
+    """
     used = settings.model_dump(mode="json")
     parts: dict[str, Any] = {
         key: used[key] for key in ("seed", "input_size", "data", "backbone", stage)
@@ -35,16 +42,17 @@ def fingerprint(settings: Settings, manifest_sha256: str, stage: str) -> str:
             "pooling_sharpness": used["calibration"]["pooling_sharpness"],
         }
         parts["dual_gp"] = {k: v for k, v in used["dual_gp"].items() if k != "no_separation"}
+    if head != "gp":
+        parts["head"] = head
     if settings.backbone.weights not in ("hub", "bundled", "random"):
         parts["weights_sha256"] = digest(Path(settings.backbone.weights))
-    text = json.dumps([stage, manifest_sha256, parts], sort_keys=True)
+    text = json.dumps([stage, sha256, parts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def dual_gp_samples(manifest: Manifest, settings: Settings) -> tuple[WeakSample, ...]:
+def dual_gp_samples(data: WeakSplit, settings: Settings) -> tuple[WeakSample, ...]:
     """The Dual GP's pictures: fit and calibration, or fit alone where those are held out."""
-    held_out = settings.calibration.pictures == "held_out"
-    return manifest.weak("fit" if held_out else "train")
+    return data.fit if settings.calibration.pictures == "held_out" else data.train
 
 
 def pretrained(settings: Settings) -> Encoder:
@@ -55,34 +63,34 @@ def pretrained(settings: Settings) -> Encoder:
 
 
 def dual_gp_stage(
-    samples: Sequence[WeakSample],
+    data: WeakSplit,
     settings: Settings,
-    manifest_sha256: str,
     fabric: Fabric,
     states: Path | None,
     log: Log,
     progress: Progress,
+    head: Head = "gp",
 ) -> TrainedDualGP:
     """Train the Dual GP, or take it from ``states`` where it has been trained."""
     encoder = pretrained(settings)  # first, since it tells what is wrong with a weights file
-    mark = fingerprint(settings, manifest_sha256, "dual_gp")
+    mark = fingerprint(settings, data.sha256, "dual_gp", head)
+    samples = dual_gp_samples(data, settings)
     pictures = Pictures(samples, settings.input_size, settings.data.white_level)
     state = states / "dual_gp.safetensors" if states else None
-    return train_dual_gp(pictures, encoder, settings, fabric, mark, state, log, progress)
+    return train_dual_gp(pictures, encoder, settings, fabric, mark, state, log, progress, head)
 
 
 def student_stage(
-    samples: Sequence[WeakSample],
+    data: WeakSplit,
     settings: Settings,
-    manifest_sha256: str,
     fabric: Fabric,
     states: Path | None,
     log: Log,
     progress: Progress,
 ) -> tuple[Encoder, ReverseStudent]:
-    """The frozen teacher, and the student trained on the good ones of the samples."""
-    mark = fingerprint(settings, manifest_sha256, "student")
-    good = [sample for sample in samples if not sample.defective]
+    """The frozen teacher, and the student trained on the good fit pictures."""
+    mark = fingerprint(settings, data.good_fit_sha256, "student")
+    good = [sample for sample in data.fit if not sample.defective]
     pictures = Pictures(good, settings.input_size, settings.data.white_level)
     state = states / "student.safetensors" if states else None
     teacher = pretrained(settings)

@@ -1,71 +1,207 @@
-"""CDGP itself; which reading of the paper it is lies in the settings."""
+"""CDGP itself and its controls; which reading of the paper it is lies in the settings.
 
+What the trained network says of a picture is kept on disk, so that settings which only touch what
+comes after it (weights, tail, calibration) neither train nor run the network again.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import safe_open
+from torch import Tensor
 
-from cdgp.bench.methods import Fitted, Scored
-from cdgp.data.manifest import Manifest
+from cdgp.bench.methods import Fitted, Pipeline, Scored
+from cdgp.data.images import read_picture, to_input
+from cdgp.data.manifest import WeakSplit
+from cdgp.files import save_tensors
 from cdgp.inference import score_picture
-from cdgp.method.calibration import upsample
+from cdgp.method.detector import Calibration, Evidence, Network, calibrated
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.calibrate import collect_evidence, fit_calibration
-from cdgp.training.dual_gp import LEAST_SEPARATION
+from cdgp.training.calibrate import CalibrationEvidence, fit_calibration
+from cdgp.training.dual_gp import LEAST_SEPARATION, Head
 from cdgp.training.loop import new_fabric
-from cdgp.training.pictures import Pictures
-from cdgp.training.stages import (
-    assemble,
-    dual_gp_samples,
-    dual_gp_stage,
-    fingerprint,
-    student_stage,
-)
+from cdgp.training.stages import assemble, dual_gp_stage, fingerprint, student_stage
 
 
-def fit(manifest: Manifest, settings: Settings, states: Path, progress: Progress) -> Fitted:
-    """Both stages and the calibration; stages that other settings share are trained once."""
+class Trained(NamedTuple):
+    """Both stages in one network."""
+
+    network: Network
+    separation: float
+    seconds: float
+
+
+def train(
+    data: WeakSplit, settings: Settings, states: Path, progress: Progress, head: Head = "gp"
+) -> Trained:
+    """Both stages, each trained once for all settings that share it."""
     fabric = new_fabric()
-    sha = manifest.sha256
-    folders = {
-        stage: states / f"{stage}-{fingerprint(settings, sha, stage)[:16]}"
-        for stage in ("dual_gp", "student")
-    }
+    folders = state_folders(data, settings, states, head)
     signs: dict[str, Any] = {}
-    dual = dual_gp_stage(
-        dual_gp_samples(manifest, settings),
-        settings, sha, fabric, folders["dual_gp"], signs.update, progress,
-    )  # fmt: skip
+    dual = dual_gp_stage(data, settings, fabric, folders["dual_gp"], signs.update, progress, head)
     last: dict[str, Any] = {}
     teacher, student = student_stage(
-        manifest.weak("fit"), settings, sha, fabric, folders["student"], last.update, progress
+        data, settings, fabric, folders["student"], last.update, progress
     )
     network = assemble(dual, teacher, student, settings).to(fabric.device)
-    size = settings.input_size
-    pictures = Pictures(manifest.weak("calibration"), size, settings.data.white_level)
-    collected = collect_evidence(network, pictures, fabric.device, progress)
-    calibration = fit_calibration(collected, settings.calibration)
+    return Trained(network, dual.separation, signs["seconds"] + last["seconds"])
 
-    def score(picture: NDArray[np.float32]) -> Scored:
-        native = (picture.shape[0], picture.shape[1])
-        evidence, scores = score_picture(network, calibration, picture, size, fabric.device)
-        return Scored(
-            upsample(scores.anomaly_map, native)[0].numpy(),
-            float(torch.sigmoid(scores.logit.double())[0]),
-            {
-                "residual": upsample(evidence.residual, native)[0].numpy(),
-                "dominance": upsample(evidence.dominance, native)[0].numpy(),
-                "surprisal": upsample(scores.surprisal, native)[0].numpy(),
-            },
-        )
+
+def state_folders(data: WeakSplit, settings: Settings, states: Path, head: Head) -> dict[str, Path]:
+    """Where each stage keeps its state; the name is the digest of all that decides it."""
+    dual = fingerprint(settings, data.sha256, "dual_gp", head)[:16]
+    student = fingerprint(settings, data.good_fit_sha256, "student")[:16]
+    return {
+        "dual_gp": states / f"dual_gp-{dual}",
+        "student": states / f"student-{student}",
+        "evidence": states / f"evidence-{dual}-{student}-{settings.calibration.evidence}",
+    }
+
+
+class Stored(NamedTuple):
+    """The evidence of some pictures, read one by one from its file."""
+
+    path: Path
+    sizes: list[tuple[int, int]]
+    """(height, width) of each picture."""
+    separation: float
+    seconds: float
+
+    def evidence(self) -> Iterator[Evidence]:
+        with safe_open(self.path, framework="pt") as file:
+            for index in range(len(self.sizes)):
+                yield Evidence(*(file.get_tensor(f"{index}.{part}") for part in Evidence._fields))
+
+
+def stored_evidence(
+    folder: Path,
+    paths: Sequence[Path],
+    trained: Callable[[], Trained],
+    settings: Settings,
+    name: str,
+    progress: Progress,
+) -> Stored:
+    """The evidence of picture files: from its file, or from the network and then kept."""
+    # By size and time of change, so that an edited picture is not answered from the store.
+    stamps = [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in paths]
+    mark = hashlib.sha256(json.dumps([stamps, settings.data.white_level]).encode()).hexdigest()
+    path = folder / f"{mark[:16]}.safetensors"
+    if not path.is_file():
+        found = trained()
+        device = next(found.network.parameters()).device
+        tensors: dict[str, Tensor] = {}
+        shapes: list[list[int]] = []
+        with progress.phase(name, len(paths)) as advance:
+            for index, picture_path in enumerate(paths):
+                picture = read_picture(picture_path, settings.data.white_level)
+                evidence = found.network(to_input(picture, settings.input_size)[None].to(device))
+                shapes.append([int(side) for side in picture.shape[:2]])
+                for part, values in zip(Evidence._fields, evidence, strict=True):
+                    tensors[f"{index}.{part}"] = values.float().cpu()
+                advance()
+        facts = {"sizes": shapes, "separation": found.separation, "seconds": found.seconds}
+        save_tensors(path, tensors, {key: json.dumps(value) for key, value in facts.items()})
+    with safe_open(path, framework="pt") as file:
+        told = {key: json.loads(value) for key, value in file.metadata().items()}
+    sizes = [(h, w) for h, w in told["sizes"]]
+    return Stored(path, sizes, told["separation"], told["seconds"])
+
+
+class Calibrated(NamedTuple):
+    """The calibration of a trained network, which itself is loaded when it is called for."""
+
+    trained: Callable[[], Trained]
+    folder: Path
+    """Where evidence is kept."""
+    calibration: Calibration
+    separation: float
+    seconds: float
+
+
+def calibrate(
+    data: WeakSplit, settings: Settings, states: Path, progress: Progress, head: Head = "gp"
+) -> Calibrated:
+    """Both stages, where their evidence is not kept already, and the calibration."""
+    trained = functools.cache(lambda: train(data, settings, states, progress, head))
+    folder = state_folders(data, settings, states, head)["evidence"]
+    paths = [s.image for s in data.calibration]
+    seen = stored_evidence(folder, paths, trained, settings, "Calibration", progress)
+    evidence = Evidence(*(torch.cat(part) for part in zip(*seen.evidence(), strict=True)))
+    defective = torch.tensor([s.defective for s in data.calibration])
+    collected = CalibrationEvidence(evidence, defective, settings.input_size)
+    calibration = fit_calibration(collected, settings.calibration)
+    return Calibrated(trained, folder, calibration, seen.separation, seen.seconds)
+
+
+def fit(
+    data: WeakSplit, settings: Settings, states: Path, progress: Progress, head: Head = "gp"
+) -> Fitted:
+    """Both stages and the calibration."""
+    trained, folder, calibration, separation, seconds = calibrate(
+        data, settings, states, progress, head
+    )
+
+    def score(paths: Sequence[Path]) -> Iterator[Scored]:
+        stored = stored_evidence(folder, paths, trained, settings, "Test", progress)
+        for size, evidence in zip(stored.sizes, stored.evidence(), strict=True):
+            scores = calibrated(evidence, calibration, settings.input_size)
+            yield Scored(
+                size,
+                scores.anomaly_map[0].numpy(),
+                float(torch.sigmoid(scores.logit.double())[0]),
+                {
+                    "residual": evidence.residual[0].numpy(),
+                    "dominance": evidence.dominance[0].numpy(),
+                    "surprisal": scores.surprisal[0].numpy(),
+                },
+            )
+
+    def pipeline() -> Pipeline:
+        network = trained().network
+
+        def run(image: Tensor) -> object:
+            evidence = Evidence(*(part.float().cpu() for part in network(image)))
+            return calibrated(evidence, calibration, settings.input_size)
+
+        return Pipeline(network, run)
 
     facts = {
-        "separated": dual.separation >= LEAST_SEPARATION,
-        "separation": round(dual.separation, 4),
+        "separated": separation >= LEAST_SEPARATION,
+        "separation": round(separation, 4),
         "slope": round(calibration.image.slope, 4),
         "intercept": round(calibration.image.intercept, 4),
     }
-    return Fitted(score, signs["seconds"] + last["seconds"], True, facts)
+    return Fitted(score, seconds, True, facts, pipeline)
+
+
+class Parts(NamedTuple):
+    """What the paper's qualitative figure shows of one picture."""
+
+    normal: NDArray[np.float32]
+    """mu_N on the token grid."""
+    anomaly: NDArray[np.float32]
+    """mu_A on the token grid."""
+    final: NDArray[np.float32]
+    """The final map at the input's size."""
+
+
+@torch.inference_mode()
+def take_apart(
+    data: WeakSplit, settings: Settings, states: Path, progress: Progress,
+    picture: NDArray[np.float32],
+) -> Parts:  # fmt: skip
+    """Both predictive means and the final map of a picture, HWC float32 RGB in [0, 1]."""
+    found = calibrate(data, settings, states, progress)
+    network = found.trained().network
+    device = next(network.parameters()).device
+    normal, anomaly = network.means(to_input(picture, settings.input_size)[None].to(device))
+    _, scores = score_picture(network, found.calibration, picture, settings.input_size, device)
+    return Parts(*(m[0].cpu().numpy() for m in (normal, anomaly, scores.anomaly_map)))

@@ -1,0 +1,82 @@
+"""The paper's figures from rows and kept examples."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cdgp.bench.grid import FULL, SPATIAL
+from cdgp.errors import SettingsError
+from cdgp.files import written_whole
+
+if TYPE_CHECKING:
+    from cdgp.bench.tables import Evidence
+
+COLOURS = {"final": "#0072b2", "spatial": "#d55e00"}
+"""Two that the colour-blind can tell apart."""
+
+
+def _figure(rows: int, columns: int, size: tuple[float, float]) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise SettingsError("figures need matplotlib: pip install 'cdgp[bench]'") from error
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _save(figure: Any, path: Path) -> None:
+    with written_whole(path) as temporary:
+        # Without the date and the random ids that would make two equal figures differ.
+        metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+        figure.savefig(temporary, dpi=150, format=path.suffix[1:], metadata=metadata)
+
+
+def label_budget(evidence: "Evidence", dataset: str, stem: Path) -> None:
+    """AUPRO against the number of defective training pictures, as PNG and SVG."""
+    figure, ((left, right),) = _figure(1, 2, (8, 3.2))
+    budgets = [*sorted(evidence.plan.budgets), None]
+    names = [str(b) if b else "full" for b in budgets]
+    for axis, metric, title in (
+        (left, "pixel_aupro_30", "AUPRO@.3"),
+        (right, "pixel_aupro_05", "AUPRO@.05"),
+    ):
+        for label, line in (("spatial", SPATIAL), ("final", FULL)):
+            found = [evidence.summary(dataset, line, metric, budget) for budget in budgets]
+            places = [i for i, f in enumerate(found) if f is not None]
+            means = [100 * f.mean for f in found if f is not None]
+            spread = [100 * (f.std or 0) for f in found if f is not None]
+            axis.errorbar(places, means, yerr=spread, label=label, marker="o", capsize=3,
+                          color=COLOURS[label])  # fmt: skip
+        axis.set_xticks(range(len(names)), names)
+        axis.set_xlabel("defective training pictures")
+        axis.set_ylabel(f"{title} × 100")
+        axis.set_title(f"{dataset}: {title}")
+        axis.grid(alpha=0.3)
+        axis.legend()
+    for ending in (".png", ".svg"):
+        _save(figure, stem.with_name(stem.name + ending))
+
+
+def qualitative(examples: Sequence[Path], path: Path) -> None:
+    """A row a category: picture, truth, normal mean, anomaly mean, final map."""
+    titles = ("raw", "ground truth", "normal mean", "anomaly mean", "final CDGP")
+    figure, axes = _figure(len(examples), len(titles), (10, 2.2 * len(examples)))
+    for row, example in zip(axes, examples, strict=True):
+        with np.load(example) as found:
+            kept = {key: found[key] for key in found.files}
+        height, width = kept["mask"].shape
+        extent = (0, width, height, 0)
+        row[0].imshow(kept["picture"], extent=extent)
+        row[1].imshow(kept["mask"], cmap="gray", extent=extent, vmin=0, vmax=1)
+        for axis, key in zip(row[2:], ("normal", "anomaly", "final"), strict=True):
+            axis.imshow(kept[key].astype(np.float32), cmap="magma", extent=extent,
+                        interpolation="bilinear")  # fmt: skip
+        row[0].set_ylabel(example.stem.replace("-", "\n", 1), fontsize=8)
+        for axis in row:
+            axis.set_xticks([])
+            axis.set_yticks([])
+    for axis, title in zip(axes[0], titles, strict=True):
+        axis.set_title(title, fontsize=9)
+    _save(figure, path)

@@ -1,0 +1,123 @@
+"""A benchmark plan: which data, which methods, which experiments. TOML, validated."""
+
+import os
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cdgp.bench.grid import EXPERIMENTS, METHODS
+from cdgp.bench.protocol import BUDGETS
+from cdgp.data.datasets import LAYOUTS
+from cdgp.errors import SettingsError
+from cdgp.presets import PresetName, nearest
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DatasetPlan(_Section):
+    """One data set of a plan."""
+
+    layout: str = "folder"
+    """One of ``data.datasets.LAYOUTS``."""
+    path: str = ""
+    """Folder or CSV; ``$NAME`` is replaced by the environment variable."""
+    generated: bool = False
+    """Made surfaces in this layout instead of real pictures."""
+    categories: tuple[str, ...] = ()
+    """Only these; all where empty."""
+    input_size: tuple[int, int]
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """On top of the plan's, for this set alone."""
+
+
+class Plan(_Section):
+    """What `cdgp benchmark` runs."""
+
+    name: str
+    title: str
+    preset: PresetName
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
+    metric_size: Literal["native", "input"]
+    """Whether maps meet masks at each picture's own size or at the network's input size."""
+    methods: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Of the experiments `main` and `complexity`."""
+    budgets: tuple[Annotated[int, Field(ge=1)], ...] = BUDGETS
+    """Defective training pictures in `label_budget`, besides all of them."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """On top of the preset."""
+    datasets: Annotated[dict[str, DatasetPlan], Field(min_length=1)]
+    experiments: dict[str, tuple[str, ...]]
+    """Data sets by experiment."""
+
+
+def read_plan(name: str) -> Plan:
+    """A ready plan by name, or a plan file by path.
+
+    Raises:
+        SettingsError: there is none, or it holds something unknown; the message says what.
+    """
+    path = Path(name)
+    if path.suffix == ".toml":
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except OSError as error:
+            raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+    elif name in ready_plans():
+        text = (files("cdgp.bench") / "plans" / f"{name}.toml").read_text(encoding="utf-8")
+    else:
+        raise SettingsError(
+            f"plan {name!r}: {nearest(name, ready_plans())}; or give the path of a .toml file"
+        )
+    try:
+        plan = Plan.model_validate({"name": path.stem} | tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{name}: not a valid TOML file: {error}") from error
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors()]
+        raise SettingsError(f"{name}: " + "; ".join(problems)) from None
+    _check_names(plan, name)
+    return plan
+
+
+def ready_plans() -> list[str]:
+    """Names of the plans that come with the package."""
+    folder = files("cdgp.bench") / "plans"
+    return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name[-5:] == ".toml")
+
+
+def _check_names(plan: Plan, source: str) -> None:
+    for what, used, known in (
+        ("method", plan.methods, list(METHODS)),
+        ("experiment", plan.experiments, list(EXPERIMENTS)),
+        ("layout", [d.layout for d in plan.datasets.values()], list(LAYOUTS)),
+        ("data set", [d for of in plan.experiments.values() for d in of], list(plan.datasets)),
+    ):
+        for name in used:
+            if name not in known:
+                raise SettingsError(f"{source}: unknown {what} {name!r}: {nearest(name, known)}")
+    for name, dataset in plan.datasets.items():
+        if bool(dataset.path) == dataset.generated:
+            raise SettingsError(f"{source}: datasets.{name} needs either path or generated = true")
+        if dataset.generated and dataset.layout == "folder":
+            raise SettingsError(f"{source}: datasets.{name}: name the layout that is generated")
+
+
+def dataset_path(name: str, dataset: DatasetPlan) -> Path:
+    """The folder of a data set, with environment variables put in.
+
+    Raises:
+        SettingsError: it names a variable that is not set.
+    """
+    path = os.path.expandvars(dataset.path)
+    if "$" in path:
+        variable = path[path.index("$") :].split("/")[0]
+        raise SettingsError(
+            f"datasets.{name}.path {dataset.path!r}: the environment variable {variable} is not "
+            f"set; it names the folder with the data, for example: {variable[1:]}=/data cdgp ..."
+        )
+    return Path(path).expanduser()

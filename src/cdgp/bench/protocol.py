@@ -1,0 +1,224 @@
+"""Who sees what: seeded splits, label budgets, the overlap audit, and the record of it all.
+
+Adapters receive a ``WeakSplit`` and, once trained, the paths of the test pictures; masks stay with
+``Prepared.manifest``, which only the metrics open.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdgp.data.images import read_mask, resize_mask
+from cdgp.data.manifest import Manifest, Sample, WeakSplit
+from cdgp.data.splits import hashed, split
+from cdgp.errors import DataError, LeakError
+from cdgp.files import write_text
+from cdgp.presets import DataSettings
+from cdgp.progress import Progress
+
+BUDGETS = (1, 2, 4, 8, 16)
+"""The paper's numbers of defective training pictures, besides all of them."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One category under one seed and label budget, split and audited."""
+
+    dataset: str
+    category: str
+    seed: int
+    budget: int | None
+    """Defective training pictures allowed; None is all of them."""
+    manifest: Manifest
+    selected: tuple[str, ...]
+    """Names of the defective training pictures, in the order of the budget's permutation."""
+
+    @property
+    def weak(self) -> WeakSplit:
+        """What an adapter may train on."""
+        return self.manifest.weak_split()
+
+    def facts(self) -> dict[str, Any]:
+        """Counts and audit, as rows and records carry them."""
+        return {"parts": {k: list(v) for k, v in self.manifest.counts().items()},
+                "audit": overlaps(self.manifest)}  # fmt: skip
+
+    def record(self, folder: Path) -> None:
+        """Write who was where, with resolved paths and digests, as JSON; no mask is named."""
+        name = "-".join(
+            str(part) for part in (self.dataset, self.category, f"seed{self.seed}",
+                                   "full" if self.budget is None else f"k{self.budget}")
+        )  # fmt: skip
+        told = {
+            "dataset": self.dataset, "category": self.category, "seed": self.seed,
+            "budget": self.budget, "effective_budget": len(self.selected),
+            "selected": list(self.selected), "manifest_sha256": self.manifest.sha256,
+            **self.facts(),
+            "pictures": [
+                {"path": str(s.image.resolve()), "label": "defective" if s.defective else "good",
+                 "split": s.split, "group": s.group, "sha256": s.sha256,
+                 "pixel_sha256": s.pixel_sha256}
+                for s in self.manifest.samples
+            ],
+        }  # fmt: skip
+        write_text(folder / f"{name}.json", json.dumps(told, indent=1) + "\n")
+
+
+def prepare(
+    dataset: str,
+    category: str,
+    pictures: Manifest,
+    data: DataSettings,
+    seed: int,
+    budget: int | None = None,
+) -> Prepared:
+    """Split hashed pictures by seed, limit the labels, and audit the result.
+
+    Stated splits are kept; otherwise a stratified ``data.test_fraction`` is held out for test. Of
+    the training part a stratified ``data.calibration_fraction`` calibrates.
+
+    Raises:
+        DataError: a part would lack a class.
+        LeakError: a picture, by path, bytes or pixels, or a group stands in two parts.
+    """
+    manifest = split(pictures, seed, data.test_fraction, data.calibration_fraction)
+    if not any(s.defective for s in manifest.of("test")):
+        raise DataError(f"{manifest.root}: the test part of {dataset}/{category} has no defective "
+                        "picture, so nothing can be measured")  # fmt: skip
+    order = permuted(manifest, f"{seed}:{dataset}:{category}")
+    chosen = order if budget is None else order[:budget]
+    if budget is not None:
+        manifest = limited(manifest, chosen)
+    audited(manifest)
+    names = tuple(manifest.name(s.image) for s in chosen)
+    return Prepared(dataset, category, seed, budget, manifest, names)
+
+
+def permuted(manifest: Manifest, key: str) -> tuple[Sample, ...]:
+    """The defective training pictures in an order that SHA-256 draws from key and name."""
+
+    def drawn(sample: Sample) -> str:
+        return hashlib.sha256(f"{key}:{manifest.name(sample.image)}".encode()).hexdigest()
+
+    return tuple(sorted((s for s in manifest.of("train") if s.defective), key=drawn))
+
+
+def limited(manifest: Manifest, chosen: Sequence[Sample]) -> Manifest:
+    """All good pictures, the test part, and the chosen defective training pictures alone.
+
+    They keep their parts. Where none of them calibrates, the first one's group does; the Dual GP
+    trains on calibration pictures too, so with one picture that picture serves both, as the paper
+    has it.
+    """
+    kept = {s.image for s in chosen}
+    samples = [s for s in manifest.samples
+               if s.split == "test" or not s.defective or s.image in kept]  # fmt: skip
+    if not any(s.defective and s.split == "calibration" for s in samples):
+        first = chosen[0]
+        moved = {s.image for s in chosen
+                 if s is first or (s.group is not None and s.group == first.group)
+                 or s.pixel_sha256 == first.pixel_sha256}  # fmt: skip
+        samples = [replace(s, split="calibration") if s.image in moved else s for s in samples]
+        if first.group is not None:  # a part's good pictures must not stay behind in fit
+            samples = [replace(s, split="calibration")
+                       if s.group == first.group and s.split == "fit" else s
+                       for s in samples]  # fmt: skip
+    return replace(manifest, samples=tuple(samples))
+
+
+def overlaps(manifest: Manifest) -> dict[str, dict[str, int]]:
+    """Pictures of one part that stand in another: by resolved path and by pixels."""
+    parts = {name: manifest.of(name) for name in ("train", "calibration", "test")}
+    paths = {name: {s.image.resolve() for s in part} for name, part in parts.items()}
+    pixels = {name: {s.pixel_sha256 for s in part} for name, part in parts.items()}
+    return {
+        f"{name}_test": {
+            "path": len(paths[name] & paths["test"]),
+            "pixel": len(pixels[name] & pixels["test"]),
+        }
+        for name in ("calibration", "train")
+    }
+
+
+def audited(manifest: Manifest) -> None:
+    """Refuse overlaps with the test part.
+
+    Raises:
+        LeakError: there is one; the message counts them.
+    """
+    found = overlaps(manifest)
+    bad = [f"{pair.replace('_', '–')}: {count} by {how}"
+           for pair, counts in found.items() for how, count in counts.items() if count]  # fmt: skip
+    if bad:
+        raise LeakError(f"{manifest.root}: pictures stand on two sides: {'; '.join(bad)}")
+
+
+def digested(manifest: Manifest, data: DataSettings, cache: Path, progress: Progress) -> Manifest:
+    """``hashed``, remembering by size and time of change what has been decoded before.
+
+    Raises:
+        DataError: files that cannot be used, all of them listed.
+    """
+    known: dict[str, list[Any]] = json.loads(cache.read_text()) if cache.is_file() else {}
+
+    def stamp(sample: Sample) -> list[Any]:
+        facts = [path.stat() for path in (sample.image, sample.mask) if path]
+        return [data.white_level, *[[f.st_size, f.st_mtime_ns] for f in facts]]
+
+    def remembered(sample: Sample) -> Sample:
+        entry = known.get(str(sample.image))
+        if entry is None or entry[0] != stamp(sample):
+            return sample
+        return replace(sample, sha256=entry[1], pixel_sha256=entry[2])
+
+    samples = [remembered(s) for s in manifest.samples]
+    new = tuple(s for s in samples if s.pixel_sha256 is None)
+    if new:
+        with progress.phase(f"Reading {manifest.root.name}", len(new)) as advance:
+            read = hashed(replace(manifest, samples=new), advance, data.white_level)
+        for s in read.samples:
+            known[str(s.image)] = [stamp(s), s.sha256, s.pixel_sha256]
+        write_text(cache, json.dumps(known))
+        samples = [remembered(s) for s in samples]
+    return replace(manifest, samples=tuple(samples))
+
+
+def metric_mask(
+    sample: Sample,
+    native: tuple[int, int],
+    size: tuple[int, int],
+    name: str,
+    notes: Mapping[str, list[str]],
+) -> NDArray[np.bool_] | None:
+    """The true mask (H, W) bool at the size that is scored, or None where the picture has none.
+
+    Args:
+        sample: with its mask.
+        native: (height, width) of the picture.
+        size: (height, width) of the map; where it is another, the mask is resized by nearest
+            neighbour.
+        name: of the picture, for the notes.
+        notes: lists that names of odd pictures are added to.
+    """
+    marked = None if sample.mask is None else read_mask(sample.mask, native)
+    if not sample.defective:
+        if marked is not None and marked.any():
+            notes["good_with_marked_mask"].append(name)
+        return np.broadcast_to(np.False_, size)
+    if marked is None:
+        notes["defective_without_mask"].append(name)
+        return None
+    if not marked.any():
+        notes["defective_with_empty_mask"].append(name)
+        return None
+    resized = resize_mask(marked, size)
+    if not resized.any():
+        notes["defect_vanishes_at_metric_size"].append(name)
+        return None
+    return resized

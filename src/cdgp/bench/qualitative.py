@@ -1,0 +1,68 @@
+"""One picture a category, taken apart: both predictive means and the final map."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdgp.bench.methods import cdgp
+from cdgp.bench.protocol import Prepared
+from cdgp.data.images import read_mask, read_picture
+from cdgp.data.manifest import Sample
+from cdgp.files import written_whole
+from cdgp.presets import Settings
+from cdgp.progress import Progress
+
+RULE = (
+    "the defective test picture of the first seed whose marked share of the picture is the median "
+    "of its category (of two, the smaller; equal ones by name)"
+)
+"""How the picture is chosen, told with the figure."""
+
+
+class Example(NamedTuple):
+    """The chosen picture."""
+
+    sample: Sample
+    picture: NDArray[np.float32]
+    """HWC float32 RGB in [0, 1]."""
+    mask: NDArray[np.bool_]
+
+
+def chosen_example(prepared: Prepared, white_level: int) -> Example | None:
+    """The picture that ``RULE`` names, or None where no test picture has a marked mask."""
+    shares = []
+    for sample in prepared.manifest.of("test"):
+        if sample.defective and sample.mask is not None:
+            share = float(_with_mask(sample, white_level).mask.mean())
+            if share > 0:
+                shares.append((share, prepared.manifest.name(sample.image), sample))
+    if not shares:
+        return None
+    _, _, sample = sorted(shares, key=lambda s: s[:2])[(len(shares) - 1) // 2]
+    return _with_mask(sample, white_level)
+
+
+def _with_mask(sample: Sample, white_level: int) -> Example:
+    assert sample.mask is not None
+    picture = read_picture(sample.image, white_level)
+    return Example(sample, picture, read_mask(sample.mask, (picture.shape[0], picture.shape[1])))
+
+
+def save_example(
+    path: Path, prepared: Prepared, settings: Settings, states: Path, progress: Progress
+) -> None:
+    """Raw picture, truth, mu_N, mu_A and final map of the chosen picture, as one ``.npz``."""
+    example = chosen_example(prepared, settings.data.white_level)
+    if example is None:
+        return
+    parts = cdgp.take_apart(prepared.weak, settings, states, progress, example.picture)
+    with written_whole(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(
+            file,
+            name=prepared.manifest.name(example.sample.image),
+            picture=np.rint(example.picture * 255).astype(np.uint8),
+            mask=example.mask,
+            **parts._asdict(),
+        )

@@ -1,0 +1,66 @@
+"""``cdgp benchmark``: the evidence, from a plan to tables and figures."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cdgp.cli.common import bars, say, told, warn
+
+
+@told
+def benchmark(
+    plan: Annotated[
+        str, typer.Argument(help="Name of a ready plan (see --list), or a .toml file.")
+    ] = "",
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder of rows, tables and figures; runs/PLAN.")
+    ] = None,
+    states: Annotated[
+        Path | None, typer.Option(help="Folder of trained stages; OUT/states.")
+    ] = None,
+    reuse: Annotated[
+        list[Path] | None, typer.Option(help="Rows of another run, taken where they fit.")
+    ] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="Name the ready plans.")] = False,
+    quiet: Annotated[bool, typer.Option(help="No progress bars.")] = False,
+) -> None:
+    """Run methods, controls and sweeps over data sets; render the tables and figures.
+
+    What is finished stays: the same command goes on where it was stopped, and renders again.
+    Plans name their data by the environment variable CDGP_DATA.
+
+    Examples:
+
+      cdgp benchmark smoke
+
+      CDGP_DATA=/data cdgp benchmark paper-visa --out runs/visa
+
+      cdgp benchmark my_plan.toml
+    """
+    from cdgp.bench.plan import read_plan, ready_plans
+    from cdgp.errors import SettingsError
+
+    if show_list or not plan:
+        for name in ready_plans():
+            say(f"{name:<18}{read_plan(name).title}")
+        if not show_list:
+            raise SettingsError("name a plan, for example: cdgp benchmark smoke")
+        return
+    chosen = read_plan(plan)
+    from cdgp.bench.run import run_plan
+    from cdgp.bench.tables import render
+
+    folder = out_folder or Path("runs") / chosen.name
+    outcome = run_plan(
+        chosen, folder, states or folder / "states", reuse or [], bars(quiet),
+        say if not quiet else lambda line: None,
+    )  # fmt: skip
+    page = render(chosen, outcome.rows, outcome.costs, folder)
+    say(f"tables and figures: {page}")
+    for row in outcome.failed:
+        warn(f"failed: {row['dataset']}/{row['category']} {row['method']} {row['setting']} seed "
+             f"{row['seed']}: {row['reason']}", error=True)  # fmt: skip
+    if outcome.failed:
+        warn(f"{len(outcome.failed)} cells failed; the same command tries them again", error=True)
+        raise typer.Exit(1)

@@ -1,0 +1,217 @@
+"""Public benchmark data sets as they unpack -> one manifest a category, counted against print.
+
+Labels follow each set's own convention; stated splits are kept, and where a set states none usable
+(MVTec AD 2's training part has no defect) the pictures are pooled for ``splits.split``.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cdgp.data.images import picture_size, read_mask
+from cdgp.data.layouts import load as load_folder
+from cdgp.data.layouts import pair_masks, pictures_in
+from cdgp.data.manifest import Manifest, Sample, absolute
+from cdgp.errors import DataError
+
+Counts = Mapping[str, tuple[int, int]]
+"""(good, defective) by split, as ``Manifest.counts`` gives them."""
+
+MVTEC_AD2_CATEGORIES = (
+    "can", "fabric", "fruit_jelly", "rice", "sheet_metal", "vial", "wallplugs", "walnuts",
+)  # fmt: skip
+MVTEC_AD_CATEGORIES = (
+    "bottle", "cable", "capsule", "carpet", "grid", "hazelnut", "leather", "metal_nut", "pill",
+    "screw", "tile", "toothbrush", "transistor", "wood", "zipper",
+)  # fmt: skip
+VISA_PUBLISHED: Mapping[str, Counts] = {
+    name: {"train": (train, 60), "test": (test, 40)}
+    for name, train, test in (
+        ("candle", 600, 400), ("capsules", 361, 241), ("cashew", 300, 200),
+        ("chewinggum", 302, 201), ("fryum", 300, 200), ("macaroni1", 600, 400),
+        ("macaroni2", 600, 400), ("pcb1", 602, 402), ("pcb2", 601, 400), ("pcb3", 604, 402),
+        ("pcb4", 603, 402), ("pipe_fryum", 300, 200),
+    )
+}  # fmt: skip
+VISA_SPLITS = ("split_csv/2cls_highshot.csv", "2cls_highshot.csv")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one data set lies on disk."""
+
+    title: str
+    load: Callable[[Path], dict[str, Manifest]]
+    """The set's folder to its categories; raises DataError where the folder is another."""
+    published: Mapping[str, Counts | None]
+    """Counts by category; None where its categories are published but no counts we could check."""
+
+
+def _folder(root: Path) -> dict[str, Manifest]:
+    return {absolute(root).name.removesuffix(".csv"): load_folder(root)}
+
+
+def mvtec_ad2(root: Path) -> dict[str, Manifest]:
+    """All public labelled pictures of MVTec AD 2, pooled by category, without a split.
+
+    ``CATEGORY/{train,validation,test_public}/good``, ``CATEGORY/test_public/bad`` and its masks
+    under ``CATEGORY/test_public/ground_truth/bad``; the private test parts have no labels.
+    """
+    found = {}
+    for category in _categories(root, MVTEC_AD2_CATEGORIES, "test_public"):
+        base = absolute(root) / category
+        bad = base / "test_public" / "bad"
+        samples = [
+            Sample(picture, False)
+            for part in ("train", "validation", "test_public")
+            for picture in _pictures(base / part / "good")
+        ]
+        pictures = _pictures(bad)
+        masks = pair_masks(bad, pictures, base / "test_public" / "ground_truth" / "bad")
+        samples += [Sample(picture, True, masks.get(picture)) for picture in pictures]
+        found[category] = Manifest(base, tuple(samples))
+    return found
+
+
+def mvtec_ad(root: Path) -> dict[str, Manifest]:
+    """MVTec AD and sets laid out like it, with defective training pictures beside the good ones.
+
+    ``CATEGORY/{train,test}/good`` and ``CATEGORY/{train,test}/DEFECT``; masks of the test part
+    under ``CATEGORY/ground_truth/DEFECT``. As published, ``train`` holds good pictures alone: add
+    some defective ones as ``train/DEFECT``.
+    """
+    found = {}
+    for category in _categories(root, (), "train"):
+        base = absolute(root) / category
+        samples = []
+        for part in ("train", "test"):
+            for folder in sorted(p for p in (base / part).iterdir() if p.is_dir()):
+                pictures = _pictures(folder)
+                if folder.name == "good":
+                    samples += [Sample(p, False, split=part) for p in pictures]
+                    continue
+                truth = base / "ground_truth" / folder.name
+                masks = pair_masks(folder, pictures, truth) if part == "test" else {}
+                samples += [Sample(p, True, masks.get(p), split=part) for p in pictures]
+        if not any(s.defective for s in samples if s.split == "train"):
+            raise DataError(
+                f"{base / 'train'}: holds good pictures alone; put some defective ones into "
+                f"{base / 'train' / 'DEFECT'}, or pool the parts in a CSV manifest"
+            )
+        found[category] = Manifest(base, tuple(samples))
+    return found
+
+
+def ksdd2(root: Path) -> dict[str, Manifest]:
+    """KolektorSDD2: ``{train,test}/NNNNN.png`` and ``NNNNN_GT.png``, the official split.
+
+    A picture is defective where its mask, at full size, marks any pixel.
+    """
+    samples = []
+    for part in ("train", "test"):
+        folder = absolute(root) / part
+        if not folder.is_dir():
+            raise DataError(
+                f"{root}: there is no folder {part!r} in it; give KolektorSDD2's folder"
+            )
+        found = pictures_in(folder)
+        masks = {p.stem.removesuffix("_GT"): p for p in found if p.stem.endswith("_GT")}
+        for picture in (p for p in found if not p.stem.endswith("_GT")):
+            mask = masks.pop(picture.stem, None)
+            if mask is None:
+                raise DataError(f"{picture}: has no mask {picture.stem}_GT beside it")
+            marked = bool(read_mask(mask, picture_size(picture)).any())
+            samples.append(Sample(picture, marked, mask if marked else None, split=part))
+        if masks:
+            orphan = next(iter(masks.values()))
+            raise DataError(f"{orphan}: is the mask of no picture ({len(masks)} such masks)")
+    if not samples:
+        raise DataError(f"{root}: its folders train and test hold no pictures")
+    return {"ksdd2": Manifest(absolute(root), tuple(samples))}
+
+
+def visa(root: Path) -> dict[str, Manifest]:
+    """VisA by its ``2cls_highshot`` table, the official split, one manifest an object."""
+    base = absolute(root)
+    table = next((base / name for name in VISA_SPLITS if (base / name).is_file()), None)
+    if table is None:
+        raise DataError(f"{root}: holds neither {VISA_SPLITS[0]} nor {VISA_SPLITS[1]}")
+    found: dict[str, list[Sample]] = {}
+    missing = []
+    for row in visa_rows(table):
+        image = base / row["image"]
+        mask = base / row["mask"] if row["mask"] else None
+        missing += [path for path in (image, mask) if path and not path.is_file()]
+        sample = Sample(image, row["label"] == "anomaly", mask, split=row["split"])
+        found.setdefault(row["object"], []).append(sample)
+    if missing:
+        raise DataError(f"{table}: {len(missing)} listed files are missing, first {missing[0]}")
+    return {name: Manifest(base, tuple(samples)) for name, samples in found.items()}
+
+
+def visa_rows(table: Path) -> list[dict[str, str]]:
+    """The rows of VisA's split table: object, split, label, image, mask.
+
+    Raises:
+        DataError: another header, or a split or label that the table does not know.
+    """
+    with table.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        expected = ["object", "split", "label", "image", "mask"]
+        if reader.fieldnames != expected:
+            raise DataError(f"{table}: the header is {reader.fieldnames}, expected {expected}")
+        rows = list(reader)
+    for line, row in enumerate(rows, start=2):
+        if row["split"] not in ("train", "test") or row["label"] not in ("normal", "anomaly"):
+            raise DataError(f"{table}: line {line} has split {row['split']!r}, {row['label']!r}")
+    return rows
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "folder": Layout("pictures in good/ and defective/, or a CSV manifest", _folder, {}),
+    "mvtec_ad": Layout("MVTec AD", mvtec_ad, dict.fromkeys(MVTEC_AD_CATEGORIES)),
+    "mvtec_ad2": Layout("MVTec AD 2", mvtec_ad2, dict.fromkeys(MVTEC_AD2_CATEGORIES)),
+    "ksdd2": Layout("KolektorSDD2", ksdd2, {"ksdd2": {"train": (2085, 246), "test": (894, 110)}}),
+    "visa": Layout("VisA", visa, VISA_PUBLISHED),
+}
+
+
+def against_published(layout: Layout, found: Mapping[str, Manifest]) -> list[str]:
+    """A line a category: what was found, and what was published where that is another number."""
+    lines = []
+    for name in sorted({*found, *layout.published}):
+        if name not in found:
+            lines.append(f"{name}: missing")
+            continue
+        counts = found[name].counts()
+        told = ", ".join(f"{part} {good} good + {bad} defective"
+                         for part, (good, bad) in counts.items())  # fmt: skip
+        published = layout.published.get(name)
+        if layout.published and name not in layout.published:
+            told += " (no category of the published set)"
+        elif published is not None and dict(published) != counts:
+            other = ", ".join(f"{part} {good} + {bad}" for part, (good, bad) in published.items())
+            told += f" (published: {other})"
+        lines.append(f"{name}: {told}")
+    return lines
+
+
+def _categories(root: Path, known: tuple[str, ...], inside: str) -> list[str]:
+    """Category folders, which hold a folder named ``inside``; all of them where none is known."""
+    base = absolute(root)
+    if not base.is_dir():
+        raise DataError(f"{root}: there is no such folder")
+    found = sorted(p.name for p in base.iterdir() if (p / inside).is_dir())
+    if known:
+        found = [name for name in found if name in known]
+    if not found:
+        expected = f" such as {known[0]!r}" if known else ""
+        raise DataError(f"{root}: holds no category folder{expected} with {inside!r} inside")
+    return found
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return pictures_in(folder) if folder.is_dir() else []

@@ -27,8 +27,10 @@ def _figure(rows: int, columns: int, size: tuple[float, float]) -> Any:
 
 
 def _save(figure: Any, path: Path) -> None:
-    with written_whole(path) as temporary:
-        # Without the date and the random ids that would make two equal figures differ.
+    import matplotlib
+
+    # Without the date and the random ids that would make two equal figures differ.
+    with written_whole(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "cdgp"}):
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
         figure.savefig(temporary, dpi=150, format=path.suffix[1:], metadata=metadata)
 

@@ -501,8 +501,9 @@ def render(plan: Plan, rows: Sequence[Row], costs: Sequence[Row], out: Path) -> 
     for table in tables:
         for ending, form in formats.items():
             write_text(out / "tables" / f"{table.name}.{ending}", form(table))
-        number = table.name.split("-")[0].removeprefix("table_")
-        page.append(f"## Table {number}: {table.title}\n\n{markdown(table, seeds)}\n{table.note}\n")
+        number = table.name.split("-")[0].replace("_", " ").replace("table", "Table")
+        title = f"{number}: {table.title}" if number.startswith("Table") else table.title
+        page.append(f"## {title}\n\n{markdown(table, seeds)}\n{table.note}\n")
     evidence = Evidence(plan, rows)
     drawn: list[tuple[str, str]] = []
     for name in evidence.sets("label_budget"):

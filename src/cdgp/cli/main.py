@@ -52,3 +52,7 @@ def run() -> None:
         app()
     except KeyboardInterrupt:  # before the command itself could tell
         raise SystemExit(INTERRUPTED) from None
+
+
+if __name__ == "__main__":
+    run()

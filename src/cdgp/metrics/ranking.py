@@ -55,7 +55,9 @@ def image_auroc(
         return Measure(None, "no defective picture")
     if defective.all():
         return Measure(None, "no good picture")
-    return Measure(_auroc(values[defective], values[~defective]))
+    positive, negative = np.sort(values[defective]), np.sort(values[~defective])
+    wins = _twice_won(positive, negative)
+    return Measure(wins / (2.0 * positive.size * negative.size))
 
 
 def pixel_auroc(
@@ -72,14 +74,19 @@ def pixel_auroc(
         DataError: as `checked_maps`.
     """
     pairs = checked_maps(maps, masks, names)
-    positive = [values[mask] for values, mask in pairs if mask.any()]
-    if not positive:
+    marked = [values[mask] for values, mask in pairs if mask.any()]
+    if not marked:
         return Measure(None, NO_MARKED)
     if all(mask.all() for _, mask in pairs):
         return Measure(None, NO_UNMARKED)
-    # A picture without a mark is a view here: the pixels are copied once, by concatenate.
-    negative = [values[~mask] if mask.any() else values.ravel() for values, mask in pairs]
-    return Measure(_auroc(np.concatenate(positive), np.concatenate(negative)))
+    # Only the marked pixels are held together; each picture's others are counted against them.
+    positive = np.sort(np.concatenate(marked))
+    wins = unmarked = 0
+    for values, mask in pairs:
+        negative = np.sort(values[~mask] if mask.any() else values.ravel())
+        wins += _twice_won(positive, negative)
+        unmarked += negative.size
+    return Measure(wins / (2.0 * positive.size * unmarked))
 
 
 def checked_scores(
@@ -138,13 +145,9 @@ def _name(names: Sequence[str] | None, index: int) -> str:
     return f"picture {index}" if names is None else names[index]
 
 
-def _auroc(positive: FloatArray, negative: FloatArray) -> float:
-    """Mann-Whitney statistic of two samples, neither empty; sorts `positive`, `negative` in place.
-
-    Negatives below a positive count twice and equal ones once, in whole numbers.
-    """
-    negative.sort()
-    positive.sort()  # neighbours in order make the look-ups below run through memory
+def _twice_won(positive: FloatArray, negative: FloatArray) -> int:
+    """Pairs in which the positive is higher, twice, and equal pairs, once; both sorted."""
+    # Neighbours in order make these look-ups run through memory.
     wins = np.searchsorted(negative, positive, "left").sum(dtype=np.int64)
     wins += np.searchsorted(negative, positive, "right").sum(dtype=np.int64)
-    return float(wins) / (2.0 * positive.size * negative.size)
+    return int(wins)

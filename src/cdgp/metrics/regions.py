@@ -124,11 +124,18 @@ def _highest_normal(
 
 def _normal_from(pairs: list[tuple[FloatArray, BoolArray]], cut: np.floating[Any]) -> FloatArray:
     """All unmarked pixels with a score of at least `cut`, in no order."""
-    parts = []
-    for values, mask in pairs:
-        kept = values >= cut
-        parts.append(values[kept & ~mask if mask.any() else kept])
-    return np.concatenate(parts)
+
+    def kept(values: FloatArray, mask: BoolArray) -> BoolArray:
+        high: BoolArray = values >= cut
+        return high & ~mask if mask.any() else high
+
+    # Counted first and then filled in, so that the pixels are never held twice.
+    counts = [int(np.count_nonzero(kept(values, mask))) for values, mask in pairs]
+    found = np.empty(sum(counts), dtype=np.result_type(*{values.dtype for values, _ in pairs}))
+    ends = np.cumsum(counts)
+    for (values, mask), count, end in zip(pairs, counts, ends, strict=True):
+        found[end - count : end] = values[kept(values, mask)]
+    return found
 
 
 def _probable_cut(pairs: list[tuple[FloatArray, BoolArray]], limit: float) -> np.floating[Any]:

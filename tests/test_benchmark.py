@@ -1,0 +1,292 @@
+"""``cdgp benchmark`` as a whole: the smoke plan, killed and run again, and plans that are wrong."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from cdgp.bench import grid
+from cdgp.bench.plan import read_plan
+from cdgp.bench.run import ROWS, plan_cells, read_rows, run_plan
+from cdgp.cli.main import app
+from cdgp.data.fake_trees import ksdd2_tree
+from cdgp.data.manifest import Manifest
+from cdgp.data.synthetic import make_dataset
+from cdgp.errors import TrainingError
+from cdgp.progress import Quiet
+
+COMMAND = [sys.executable, "-m", "cdgp.cli.main", "benchmark", "smoke", "--quiet"]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+TABLES = (
+    "1a-main", "1b-main", "2-components", "S1-paired", "S2-scoring", "S3-heteroscedastic",
+    "S4a-hard_pool", "S4b-inducing_budgets", "S5-kernels", "S6a-fusion_weight", "S6b-image_weight",
+    "S7-per_category", "S11-label_budget", "S12-complexity", "S13-settings", "S14-provenance",
+)  # fmt: skip
+
+
+def smoke(out: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, "--out", str(out)], env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the smoke plan ran without interruption."""
+    out = tmp_path_factory.mktemp("smoke") / "run"
+    done = smoke(out)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def comparable(folder: Path) -> dict[str, bytes]:
+    """All that two runs of a plan must have alike: everything rendered but measured times."""
+    kept = {}
+    for path in sorted([*(folder / "tables").iterdir(), *(folder / "figures").iterdir()]):
+        if "S12" not in path.name and "machines" not in path.name:
+            kept[path.name] = path.read_bytes()
+    return kept
+
+
+@pytest.mark.slow
+def test_smoke_renders_every_table_and_figure(finished: Path) -> None:
+    for name in TABLES:
+        for ending in ("md", "tex", "csv"):
+            text = (finished / "tables" / f"table_{name}.{ending}").read_text()
+            assert len(text.splitlines()) > 2, name
+    for name in ("label_budget-mvtec_ad2.png", "label_budget-mvtec_ad2.svg", "qualitative.png"):
+        assert (finished / "figures" / name).stat().st_size > 5000
+    page = (finished / "evidence.md").read_text()
+    for link in re.findall(r"\]\(([^)]+)\)", page):
+        assert (finished / link).exists()
+    assert page.count("## Table ") == len(TABLES)
+    beside = (finished / "published.md").read_text()
+    assert "96.8 ± 0.7 → not run" in beside, "generated pictures are not the paper's"
+    assert "should be" in beside.split("disagree")[1]
+    rows = read_rows(finished / ROWS)
+    plan = read_plan("smoke")
+    parts = {("mvtec_ad2", "can"), ("mvtec_ad2", "vial"), ("ksdd2", "ksdd2"), ("visa", "candle")}
+    assert len(rows) == len(plan_cells(plan, parts)) == 120
+    for row in rows:
+        assert row["status"] == "ok"
+        assert row["metric_size"] == "input"
+        assert {"python", "libraries", "processor"} <= row["machine"].keys()
+        assert sum(c for p in row["audit"].values() for c in p.values()) == 0
+    assert len(list((finished / "qualitative").iterdir())) == 4
+    with np.load(finished / "qualitative" / "visa-candle.npz") as found:
+        assert found["mask"].any()
+        assert found["final"].shape == (64, 64)
+
+
+@pytest.mark.slow
+def test_a_finished_plan_runs_nothing_again(finished: Path) -> None:
+    before = (finished / ROWS).stat().st_mtime_ns, comparable(finished)
+    done = smoke(finished)
+    assert done.returncode == 0, done.stderr
+    assert ((finished / ROWS).stat().st_mtime_ns, comparable(finished)) == before
+
+
+@pytest.mark.slow
+def test_killed_at_five_points_it_ends_with_the_same_tables(finished: Path, tmp_path: Path) -> None:
+    """SIGKILL while reading, while training, and between rows; the same command goes on."""
+    out = tmp_path / "run"
+    for rows_before in (0, 1, 20, 50, 90):
+        process = subprocess.Popen(
+            [*COMMAND, "--out", str(out)], env=ENVIRONMENT,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        while process.poll() is None:
+            reached = len(read_rows(out / ROWS)) >= rows_before
+            begun = (out / "states").exists() or (rows_before == 0 and (out / "manifests").exists())
+            if reached and begun:
+                break
+            time.sleep(0.02)
+        assert process.poll() is None, "it ended before it could be killed"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        for row in read_rows(out / ROWS):  # never a torn line
+            assert row["status"] == "ok"
+    done = smoke(out)
+    assert done.returncode == 0, done.stderr
+    assert comparable(out) == comparable(finished)
+
+
+PLAN = """
+title = "test"
+preset = "lite"
+seeds = [0]
+metric_size = "native"
+methods = ["static_max", "cdgp"]
+settings.dual_gp = {{ steps = 2, batch_size = 4 }}
+settings.student = {{ steps = 2, batch_size = 2 }}
+
+[datasets.surfaces]
+path = "{path}"
+input_size = [64, 64]
+
+[experiments]
+main = ["surfaces"]
+"""
+
+
+def written(folder: Path, data: Path, *changes: tuple[str, str]) -> Path:
+    text = PLAN.format(path=data)
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "plan.toml").write_text(text)
+    return folder / "plan.toml"
+
+
+def run_cli(*arguments: object) -> tuple[int, str]:
+    found = CliRunner().invoke(app, ["benchmark", *map(str, arguments)])
+    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+    return found.exit_code, found.output
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "message"),
+    [
+        ('"cdgp"]', '"cdpg"]', 2, "unknown method 'cdpg': did you mean 'cdgp'?"),
+        ("main =", "mian =", 2, "unknown experiment 'mian': did you mean 'main'?"),
+        ('["surfaces"]', '["surface"]', 2, "unknown data set 'surface': did you mean 'surfaces'?"),
+        ("seeds = [0]", "seeds = []", 2, "seeds: Tuple should have at least 1 item"),
+        ("title", "titel", 2, "titel: Extra inputs are not permitted"),
+        ("[64, 64]", "[60, 64]", 2, "each side must be a multiple of 16"),
+        ("steps = 2, b", "stpes = 2, b", 2, "unknown key 'dual_gp.stpes': did you mean 'steps'?"),
+        ("input_size", "layout = 'visa3'\ninput_size", 2, "unknown layout 'visa3'"),
+        ("path =", "path = 'a'  #", 3, "a: there is no such folder or file"),
+        ("path =", "path = '$NOWHERE/x'  #", 2, "the environment variable $NOWHERE is not set"),
+        ("path =", "generated = true\n#", 2, "name the layout that is generated"),
+        ("path =", "#", 2, "needs either path or generated = true"),
+        ("title =", "title", 2, "not a valid TOML file"),
+    ],
+)
+def test_bad_plans_are_told_before_anything_runs(
+    old: str, new: str, code: int, message: str, tmp_path: Path, surfaces: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    plan = written(tmp_path, surfaces.root, (old, new))
+    found, output = run_cli(plan, "--out", tmp_path / "out", "--quiet")
+    assert (found, message in output) == (code, True), output
+    assert not (tmp_path / "out" / ROWS).exists()
+
+
+def test_an_unknown_plan_names_the_nearest(tmp_path: Path) -> None:
+    assert run_cli("smok") == (2, "error: plan 'smok': did you mean 'smoke'?; or give the path of "
+                                  "a .toml file\n")  # fmt: skip
+    code, output = run_cli(tmp_path / "none.toml")
+    assert code == 2 and "none.toml: cannot be read" in output
+    code, output = run_cli("--list")
+    assert code == 0 and "paper-mvtec-ad2" in output
+
+
+def test_a_category_without_defects_is_told_before_anything_runs(tmp_path: Path) -> None:
+    ksdd2_tree(tmp_path / "data", good=12, bad=6)
+    for mask in (tmp_path / "data" / "train").glob("*_GT.png"):
+        Image.new("L", Image.open(mask).size).save(mask)
+    plan = written(tmp_path, tmp_path / "data", ("input_size", "layout = 'ksdd2'\ninput_size"))
+    code, output = run_cli(plan, "--out", tmp_path / "out", "--quiet")
+    assert code == 3
+    assert "fit has no defective picture" in output
+    assert not (tmp_path / "out" / ROWS).exists()
+
+
+def test_pictures_without_masks_are_counted(tmp_path: Path) -> None:
+    """Pixel metrics take the masks that there are, and everyone is told how many."""
+    made = make_dataset(tmp_path / "data", good=24, defective=14)
+    masks = sorted((tmp_path / "data" / "masks").iterdir())
+    (tmp_path / "data" / "manifest.csv").unlink()
+    for mask in masks[::2]:
+        mask.unlink()
+    plan = written(tmp_path, made.root, (', "cdgp"', ""))
+    code, output = run_cli(plan, "--out", tmp_path / "out")
+    assert code == 0, output
+    assert "surfaces/surfaces: 7 of 14 defective pictures have a mask" in output
+    (row,) = read_rows(tmp_path / "out" / ROWS)
+    without = len(row["notes"]["defective_without_mask"])
+    good, defective = row["parts"]["test"]
+    assert 0 < without < defective
+    assert row["pictures_with_pixels"] == good + defective - without
+    assert f"{without} × defective without mask" in (tmp_path / "out" / "evidence.md").read_text()
+
+
+def test_a_failed_cell_is_a_row_and_the_rest_goes_on(
+    tmp_path: Path, surfaces: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = written(tmp_path, surfaces.root)
+
+    def broken(*arguments: object) -> None:
+        raise TrainingError("the loss is not finite at step 3")
+
+    method = grid.METHODS["static_max"]
+    monkeypatch.setitem(grid.METHODS, "static_max", method._replace(fit=broken))
+    code, output = run_cli(plan, "--out", tmp_path / "out", "--quiet")
+    assert code == 1
+    assert "failed: surfaces/surfaces static_max default seed 0: TrainingError: the loss" in output
+    rows = {r["method"]: r for r in read_rows(tmp_path / "out" / ROWS)}
+    assert rows["static_max"]["status"] == "failed"
+    assert rows["static_max"]["reason"] == "TrainingError: the loss is not finite at step 3"
+    assert rows["cdgp"]["status"] == "ok"
+    assert "Failed cells" in (tmp_path / "out" / "evidence.md").read_text()
+    monkeypatch.setitem(grid.METHODS, "static_max", method)
+    code, output = run_cli(plan, "--out", tmp_path / "out", "--quiet")
+    assert code == 0, output
+    again = {r["method"]: r for r in read_rows(tmp_path / "out" / ROWS)}
+    assert again["static_max"]["status"] == "ok"
+    assert again["cdgp"] == rows["cdgp"]
+
+
+def test_rows_of_other_settings_are_refused_and_of_the_same_reused(
+    tmp_path: Path, surfaces: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = written(tmp_path, surfaces.root)
+    assert run_cli(plan, "--out", tmp_path / "a", "--quiet")[0] == 0
+    method = grid.METHODS["static_max"]
+    monkeypatch.setitem(
+        grid.METHODS, "static_max", method._replace(fit=lambda *a: pytest.fail("computed again"))
+    )
+    reuse = ["--reuse", tmp_path / "a" / ROWS, "--states", tmp_path / "a" / "states"]
+    code, output = run_cli(plan, "--out", tmp_path / "b", *reuse)
+    assert code == 0, output
+    assert "(taken over)" in output
+    first, second = (
+        {r["method"]: r for r in read_rows(tmp_path / name / ROWS)} for name in ("a", "b")
+    )
+    taken = second["static_max"].pop("computed_as")
+    assert taken == "static_max default 0"
+    assert second["static_max"] == first["static_max"]
+    changed = written(tmp_path, surfaces.root, ("batch_size = 2", "batch_size = 3"))
+    code, output = run_cli(changed, "--out", tmp_path / "a", "--quiet")
+    assert code == 1
+    assert "1 rows were made with other settings or pictures" in output
+
+
+def test_a_plan_scores_test_pictures_after_training_without_masks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every mask gone once training begins, training ends well and scoring tells."""
+    made = make_dataset(tmp_path / "data", good=24, defective=12)
+    plan = read_plan(str(written(tmp_path, made.root, (', "cdgp"', ""))))
+    method = grid.METHODS["static_max"]
+
+    def fit(*arguments: object) -> object:
+        shutil.rmtree(tmp_path / "data" / "masks")
+        return method.fit(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setitem(grid.METHODS, "static_max", method._replace(fit=fit))
+    found = run_plan(plan, tmp_path / "out", tmp_path / "s", [], Quiet(), lambda line: None)
+    (row,) = found.failed
+    assert "masks" in row["reason"], "training did not need them; the metrics did"
+    assert json.loads((tmp_path / "out" / ROWS).read_text())["status"] == "failed"

@@ -1,29 +1,51 @@
-"""Put the tables that come from result rows into the documentation.
+"""Put result rows under docs/results, and their tables into the documentation.
 
+    python benchmarks/render.py --take runs/house runs/house-full
     python benchmarks/render.py
 
-Replaces what stands between `<!-- NAME -->` and `<!-- end -->` in README.md and pages of docs/.
+The first takes the rows of finished plans; pictures stay where they are, since those of real parts
+do not belong into the repository. Both render docs/results/PLAN anew and replace what stands
+between `<!-- NAME -->` and `<!-- end -->` in README.md and pages of docs/.
 """
 
+import argparse
 import json
 import re
+import shutil
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from ablation import table as ablation_table
 
-from cdgp.bench.run import read_rows
-from cdgp.bench.run import table as core_table
+from cdgp.bench.grid import METHODS
+from cdgp.bench.plan import read_plan
+from cdgp.bench.run import COSTS, METRICS, ROWS, read_rows
+from cdgp.bench.tables import render
 
 RESULTS = Path("docs/results")
+PLANS = ("house", "house-full")
 
 
 def main() -> None:
-    core = read_rows(RESULTS / "core.jsonl")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--take", nargs="*", type=Path, default=[], help="folders of finished runs")
+    for folder in parser.parse_args().take:
+        (RESULTS / folder.name).mkdir(exist_ok=True)
+        for name in (ROWS, COSTS):
+            if (folder / name).exists():
+                shutil.copy(folder / name, RESULTS / folder.name / name)
+    for name in PLANS:
+        folder = RESULTS / name
+        if (folder / ROWS).exists():
+            render(read_plan(name), read_rows(folder / ROWS), read_rows(folder / COSTS), folder)
+    house = read_rows(RESULTS / "house" / ROWS)
+    main_rows = [r for r in house if r["setting"] == "default" and not r["budget"]]
     blocks = {
-        "core": core_table(core),
-        "headline": core_table([r for r in core if r["setting"] == "default"]),
-        "kinds": kinds_table(core),
-        "branches": branches_table(core),
+        "headline": headline(main_rows),
+        "kinds": kinds_table(main_rows),
+        "branches": branches_table(main_rows),
         "ablation": ablation_table(RESULTS / "ablation.jsonl"),
         "aupro": aupro_table(RESULTS / "aupro.json"),
     }
@@ -37,6 +59,41 @@ def main() -> None:
                 flags=re.DOTALL,
             )
         page.write_text(text, encoding="utf-8")
+
+
+def headline(rows: Sequence[dict]) -> str:
+    """Mean ± sample standard deviation (x 100) over seeds, a line a set and method."""
+    grouped: dict[tuple[str, str], list[dict]] = defaultdict(list)
+    for row in rows:
+        if row["status"] == "ok":
+            grouped[row["dataset"], row["method"]].append(row)
+    lines = [
+        "| set | method | seeds | AUROC-I | AUROC-P | AUPRO@.3 | AUPRO@.05 | ECE | s |",
+        "|" + "---|" * 9,
+    ]
+    order = list(METHODS)
+    for (dataset, method), cells in sorted(
+        grouped.items(), key=lambda item: (item[0][0], order.index(item[0][1]))
+    ):
+        name = METHODS[method].title
+        collapsed = sum(not c["facts"].get("separated", True) for c in cells)
+        if collapsed:
+            name += f" ({collapsed} did not separate)"
+        values = [mean_std([c[key] for c in cells]) for key in METRICS]
+        values.append(mean_std([c.get("image_ece") for c in cells]))
+        seconds = np.mean([c["seconds"] for c in cells])
+        lines.append(
+            f"| {dataset} | {name} | {len(cells)} | " + " | ".join(values) + f" | {seconds:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def mean_std(values: Sequence[float | None]) -> str:
+    defined = [100 * v for v in values if v is not None]
+    if not defined:
+        return "–"
+    spread = f" ± {np.std(defined, ddof=1):.1f}" if len(defined) > 1 else ""
+    return f"{np.mean(defined):.1f}{spread}"
 
 
 def aupro_table(path: Path) -> str:
@@ -56,7 +113,7 @@ def aupro_table(path: Path) -> str:
 def branches_table(rows: list[dict]) -> str:
     """What each branch localises alone, mean over seeds."""
     lines = ["| set | map | AUROC-P | AUPRO@.3 | AUPRO@.05 |", "|---|---|---|---|---|"]
-    chosen = [r for r in rows if r["method"] == "cdgp" and r["setting"] == "default"]
+    chosen = [r for r in rows if r["method"] == "cdgp"]
     for dataset in sorted({r["dataset"] for r in chosen}):
         cells = [r for r in chosen if r["dataset"] == dataset]
         for name in ("residual", "dominance", "surprisal"):
@@ -74,10 +131,7 @@ def kinds_table(rows: list[dict]) -> str:
         "| kind | " + " | ".join(f"{m} {k}" for k in ("AUPRO@.3", "AUROC-P") for m in maps) + " |",
         "|---" * 7 + "|",
     ]
-    chosen = [
-        r for r in rows
-        if (r["method"], r["setting"], r["dataset"]) == ("cdgp", "default", "magnetic_tile")
-    ]  # fmt: skip
+    chosen = [r for r in rows if (r["method"], r["dataset"]) == ("cdgp", "magnetic_tile")]
     for kind in sorted({k for r in chosen for k in r["kinds"]["final"]}):
         cells = [
             mean([r["kinds"][m].get(kind, {}).get(key) for r in chosen])

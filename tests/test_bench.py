@@ -12,7 +12,8 @@ from cdgp.bench.methods import cdgp, classifier
 from cdgp.bench.methods.classifier import Classifier, class_activation, grad_cam
 from cdgp.bench.plan import read_plan, ready_plans
 from cdgp.bench.protocol import Prepared, prepare
-from cdgp.bench.run import plan_cells, score_test
+from cdgp.bench.run import plan_cells
+from cdgp.bench.scoring import score_test
 from cdgp.data.images import read_picture, to_input
 from cdgp.data.manifest import Manifest
 from cdgp.data.splits import hashed
@@ -85,7 +86,7 @@ def test_inference_settings_neither_train_nor_run_the_network(
     ]
     for line in lines:
         found = list(cdgp.fit(prepared.weak, tiny(line), tmp_path, Quiet()).score(paths))
-        same = line.setting == "default"
+        same = line.setting in ("fusion_weight=0.025", "image_weight=0.3333")
         equal = all(np.array_equal(a.anomaly_map, b.anomaly_map)
                     for a, b in zip(base, found, strict=True))  # fmt: skip
         assert equal == same, line
@@ -195,8 +196,6 @@ def test_ready_plans_are_whole() -> None:
         plan = read_plan(name)
         cells = plan_cells(plan, {(d, "x") for d in plan.datasets})
         assert len({c.label for c in cells}) == len(cells) > 0
-        hashes = {(c.dataset, c.category, c.budget, c.config_sha256) for c in cells}
-        assert len(hashes) == len(cells), "no two cells are one"
 
 
 @pytest.mark.parametrize("plan", ["house", "house-full"])

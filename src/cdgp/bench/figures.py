@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cdgp.bench.grid import FULL, SPATIAL
-from cdgp.errors import SettingsError
 from cdgp.files import written_whole
 
 if TYPE_CHECKING:
@@ -18,10 +17,8 @@ COLOURS = {"final": "#0072b2", "spatial": "#d55e00"}
 
 
 def _figure(rows: int, columns: int, size: tuple[float, float]) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise SettingsError("figures need matplotlib: pip install 'cdgp[bench]'") from error
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 

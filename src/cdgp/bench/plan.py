@@ -3,6 +3,7 @@
 import os
 import tomllib
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -100,11 +101,36 @@ def _check_names(plan: Plan, source: str) -> None:
         for name in used:
             if name not in known:
                 raise SettingsError(f"{source}: unknown {what} {name!r}: {nearest(name, known)}")
+    elsewhere = {
+        "seed": "seeds",
+        "preset": "preset",
+        "input_size": "datasets.NAME.input_size",
+    }
+    for place in (plan.settings, *(d.settings for d in plan.datasets.values())):
+        for key in place.keys() & elsewhere.keys():
+            raise SettingsError(f"{source}: settings.{key}: is set by {elsewhere[key]} in a plan")
     for name, dataset in plan.datasets.items():
         if bool(dataset.path) == dataset.generated:
             raise SettingsError(f"{source}: datasets.{name} needs either path or generated = true")
         if dataset.generated and dataset.layout == "folder":
             raise SettingsError(f"{source}: datasets.{name}: name the layout that is generated")
+
+
+def require_packages(plan: Plan) -> None:
+    """What the plan needs beyond the product's own dependencies, looked for before hours of work.
+
+    Raises:
+        SettingsError: packages that are not installed.
+    """
+    wanted = {"statsmodels": "statsmodels", "matplotlib": "matplotlib"}
+    if "grad_cam" in plan.methods:
+        wanted["pytorch_grad_cam"] = "grad-cam"
+    missing = [name for module, name in wanted.items() if find_spec(module) is None]
+    if missing:
+        raise SettingsError(
+            f"benchmarks need {', '.join(missing)}: pip install 'cdgp[bench]', or in a clone "
+            "pip install -e '.[bench]'"
+        )
 
 
 def dataset_path(name: str, dataset: DatasetPlan) -> Path:

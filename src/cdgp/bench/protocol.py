@@ -8,15 +8,16 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cdgp.data.images import read_mask, resize_mask
+from cdgp.data.images import digest, read_mask, resize_mask
 from cdgp.data.manifest import Manifest, Sample, WeakSplit
-from cdgp.data.splits import hashed, split
+from cdgp.data.splits import audit, hashed, split
 from cdgp.errors import DataError, LeakError
 from cdgp.files import write_text
 from cdgp.presets import DataSettings
@@ -44,10 +45,22 @@ class Prepared:
         """What an adapter may train on."""
         return self.manifest.weak_split()
 
+    @cached_property
+    def masks_sha256(self) -> str:
+        """Digest of the test part's masks, which decide the pixel metrics and nothing else."""
+        masks = [
+            [self.manifest.name(s.image), None if s.mask is None else digest(s.mask)]
+            for s in self.manifest.of("test")
+        ]
+        return hashlib.sha256(json.dumps(masks).encode()).hexdigest()
+
     def facts(self) -> dict[str, Any]:
         """Counts and audit, as rows and records carry them."""
-        return {"parts": {k: list(v) for k, v in self.manifest.counts().items()},
-                "audit": overlaps(self.manifest)}  # fmt: skip
+        return {
+            "parts": {part: list(counts) for part, counts in self.manifest.counts().items()},
+            "audit": overlaps(self.manifest),
+            "effective_budget": len(self.selected),
+        }
 
     def record(self, folder: Path) -> None:
         """Write who was where, with resolved paths and digests, as JSON; no mask is named."""
@@ -57,7 +70,7 @@ class Prepared:
         )  # fmt: skip
         told = {
             "dataset": self.dataset, "category": self.category, "seed": self.seed,
-            "budget": self.budget, "effective_budget": len(self.selected),
+            "budget": self.budget,
             "selected": list(self.selected), "manifest_sha256": self.manifest.sha256,
             **self.facts(),
             "pictures": [
@@ -95,6 +108,7 @@ def prepare(
     chosen = order if budget is None else order[:budget]
     if budget is not None:
         manifest = limited(manifest, chosen)
+        audit(manifest)
     audited(manifest)
     names = tuple(manifest.name(s.image) for s in chosen)
     return Prepared(dataset, category, seed, budget, manifest, names)
@@ -117,19 +131,32 @@ def limited(manifest: Manifest, chosen: Sequence[Sample]) -> Manifest:
     has it.
     """
     kept = {s.image for s in chosen}
-    samples = [s for s in manifest.samples
-               if s.split == "test" or not s.defective or s.image in kept]  # fmt: skip
+    samples = [
+        s for s in manifest.samples if s.split == "test" or not s.defective or s.image in kept
+    ]
     if not any(s.defective and s.split == "calibration" for s in samples):
-        first = chosen[0]
-        moved = {s.image for s in chosen
-                 if s is first or (s.group is not None and s.group == first.group)
-                 or s.pixel_sha256 == first.pixel_sha256}  # fmt: skip
-        samples = [replace(s, split="calibration") if s.image in moved else s for s in samples]
-        if first.group is not None:  # a part's good pictures must not stay behind in fit
-            samples = [replace(s, split="calibration")
-                       if s.group == first.group and s.split == "fit" else s
-                       for s in samples]  # fmt: skip
+        moved = _bound_to(chosen[0], samples)
+        samples = [
+            replace(s, split="calibration") if s.image in moved and s.split == "fit" else s
+            for s in samples
+        ]
     return replace(manifest, samples=tuple(samples))
+
+
+def _bound_to(first: Sample, samples: Sequence[Sample]) -> set[Path]:
+    """All pictures that must stand where one stands: of its part, or with pixels of one of them."""
+    images: set[Path] = set()
+    marks: set[tuple[str, str | None]] = {("pixels", first.pixel_sha256)}
+    while True:
+        bound = [
+            s for s in samples
+            if ("pixels", s.pixel_sha256) in marks or (s.group and ("group", s.group) in marks)
+        ]  # fmt: skip
+        if len(bound) == len(images):
+            return images
+        images = {s.image for s in bound}
+        marks |= {("pixels", s.pixel_sha256) for s in bound}
+        marks |= {("group", s.group) for s in bound if s.group}
 
 
 def overlaps(manifest: Manifest) -> dict[str, dict[str, int]]:
@@ -169,23 +196,27 @@ def digested(manifest: Manifest, data: DataSettings, cache: Path, progress: Prog
 
     def stamp(sample: Sample) -> list[Any]:
         facts = [path.stat() for path in (sample.image, sample.mask) if path]
-        return [data.white_level, *[[f.st_size, f.st_mtime_ns] for f in facts]]
+        stated = [sample.sha256, sample.pixel_sha256]  # what a table states is checked once, too
+        return [data.white_level, stated, *[[f.st_size, f.st_mtime_ns] for f in facts]]
 
-    def remembered(sample: Sample) -> Sample:
-        entry = known.get(str(sample.image))
-        if entry is None or entry[0] != stamp(sample):
-            return sample
-        return replace(sample, sha256=entry[1], pixel_sha256=entry[2])
-
-    samples = [remembered(s) for s in manifest.samples]
-    new = tuple(s for s in samples if s.pixel_sha256 is None)
+    stamps = [stamp(s) for s in manifest.samples]
+    new = tuple(
+        s for s, mark in zip(manifest.samples, stamps, strict=True)
+        if known.get(str(s.image), [None])[0] != mark
+    )  # fmt: skip
     if new:
         with progress.phase(f"Reading {manifest.root.name}", len(new)) as advance:
             read = hashed(replace(manifest, samples=new), advance, data.white_level)
-        for s in read.samples:
-            known[str(s.image)] = [stamp(s), s.sha256, s.pixel_sha256]
+        found = {s.image: s for s in read.samples}
+        for s, mark in zip(manifest.samples, stamps, strict=True):
+            if s.image in found:
+                known[str(s.image)] = [mark, found[s.image].sha256, found[s.image].pixel_sha256]
         write_text(cache, json.dumps(known))
-        samples = [remembered(s) for s in samples]
+    entries = [known[str(s.image)] for s in manifest.samples]
+    samples = [
+        replace(s, sha256=entry[1], pixel_sha256=entry[2])
+        for s, entry in zip(manifest.samples, entries, strict=True)
+    ]
     return replace(manifest, samples=tuple(samples))
 
 

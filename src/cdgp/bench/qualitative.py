@@ -50,8 +50,26 @@ def _with_mask(sample: Sample, white_level: int) -> Example:
     return Example(sample, picture, read_mask(sample.mask, (picture.shape[0], picture.shape[1])))
 
 
+def example_path(out: Path, dataset: str, category: str) -> Path:
+    """Where a category's example is kept."""
+    return out / "qualitative" / f"{dataset}-{category}.npz"
+
+
+def has_mark(path: Path, mark: str) -> bool:
+    """Whether an example is kept there, and was made by the settings and pictures of the mark."""
+    if not path.is_file():
+        return False
+    with np.load(path) as found:
+        return "mark" in found.files and str(found["mark"]) == mark
+
+
 def save_example(
-    path: Path, prepared: Prepared, settings: Settings, states: Path, progress: Progress
+    path: Path,
+    prepared: Prepared,
+    settings: Settings,
+    states: Path,
+    progress: Progress,
+    mark: str,
 ) -> None:
     """Raw picture, truth, mu_N, mu_A and final map of the chosen picture, as one ``.npz``."""
     example = chosen_example(prepared, settings.data.white_level)
@@ -61,6 +79,7 @@ def save_example(
     with written_whole(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(
             file,
+            mark=mark,
             name=prepared.manifest.name(example.sample.image),
             picture=np.rint(example.picture * 255).astype(np.uint8),
             mask=example.mask,

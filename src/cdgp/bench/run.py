@@ -2,37 +2,31 @@
 
 import json
 import logging
+import shutil
 import time
 import traceback
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cdgp.bench.complexity import machine, measured
 from cdgp.bench.grid import METHODS, Cell, Line, budgets_of, distinct, line_settings, lines_of
-from cdgp.bench.methods import Fitted
-from cdgp.bench.plan import Plan, dataset_path
-from cdgp.bench.protocol import Prepared, digested, metric_mask, prepare
-from cdgp.bench.qualitative import save_example
+from cdgp.bench.plan import DatasetPlan, Plan, dataset_path
+from cdgp.bench.protocol import Prepared, digested, prepare
+from cdgp.bench.qualitative import example_path, has_mark, save_example
+from cdgp.bench.scoring import METRICS, Row, score_test
 from cdgp.data.datasets import LAYOUTS, against_published
 from cdgp.data.fake_trees import generate
 from cdgp.data.manifest import Manifest
 from cdgp.errors import CdgpError, DataError, OutputError
-from cdgp.evaluation import MapFile, pixel_metrics
 from cdgp.files import write_text
-from cdgp.inference import resized
-from cdgp.metrics.ranking import image_auroc
-from cdgp.metrics.reliability import expected_calibration_error
 from cdgp.presets import merged, settings
 from cdgp.progress import Progress
 
-METRICS = ("image_auroc", "pixel_auroc", "pixel_aupro_30", "pixel_aupro_05")
+HASHES = ("config_sha256", "manifest_sha256", "masks_sha256", "metric_size")
+"""Rows that agree in these hold the same numbers."""
 ROWS = "results.jsonl"
 COSTS = "complexity.jsonl"
-Row = dict[str, Any]
 Say = Callable[[str], None]
 
 log = logging.getLogger(__name__)
@@ -61,8 +55,8 @@ def run_plan(
         plan: what to run.
         out: folder of rows, manifests, tables and figures.
         states: folder of trained stages, which plans may share.
-        reuse: further files of rows; a row there of the same configuration, pictures and metric
-            size is taken instead of computed.
+        reuse: further files of rows; a row there of the same configuration, pictures, masks and
+            metric size is taken instead of computed.
         progress: where to tell the progress.
         say: takes lines about the data and about each finished cell.
 
@@ -79,25 +73,30 @@ def run_plan(
     by_hash = {hash_of(row): row for row in known if row["status"] == "ok"}
     todo = [c for c in cells if by_label.get(c.label, {}).get("status") != "ok"]
     with progress.phase("Benchmark", len(cells), len(cells) - len(todo)) as advance:
-        for cell in todo:
+        for number, cell in enumerate(todo, start=len(cells) - len(todo) + 1):
             of_cell = prepared[cell.dataset, cell.category, cell.seed, cell.budget]
-            same = by_hash.get(wanted_hash(cell, of_cell, plan))
+            wanted = wanted_hash(cell, of_cell, plan)
+            same = by_hash.get(wanted)
             began = time.monotonic()
-            row = {**labels(cell, plan), **of_cell.facts()}
+            row = labels(cell, plan) | of_cell.facts()
             if same is not None:
-                row = {**same, **row, "computed_as": same.get("computed_as") or told_label(same)}
+                row = same | row | {"computed_as": same.get("computed_as") or told_label(same)}
             else:
                 row |= computed(cell, of_cell, plan, states / cell.dataset, progress)
+            row |= dict(zip(HASHES, wanted, strict=True))
             by_label[cell.label] = row
             if row["status"] == "ok":
-                by_hash[wanted_hash(cell, of_cell, plan)] = row
+                by_hash[wanted] = row
             write_rows(out / ROWS, by_label.values())
-            say(finished_line(row, time.monotonic() - began))
+            told = finished_line(row, time.monotonic() - began)
+            say(f"[{number}/{len(cells)}] {told}")
             advance(f"{cell.dataset} {cell.line.method}")
-    save_examples(plan, prepared, out, states, progress)
-    costs = measure_costs(plan, prepared, out, states, progress, say)
-    wanted = [by_label[cell.label] for cell in cells]
-    return Outcome(wanted, costs, [row for row in wanted if row["status"] != "ok"])
+    done = [by_label[cell.label] for cell in cells]
+    failed = [row for row in done if row["status"] != "ok"]
+    failed += save_examples(plan, prepared, out, states, progress)
+    costs = measure_costs(plan, prepared, out, states, say)
+    failed += [row for row in costs if row["status"] != "ok"]
+    return Outcome(done, [row for row in costs if row["status"] == "ok"], failed)
 
 
 def prepare_all(
@@ -107,29 +106,22 @@ def prepare_all(
     found: dict[tuple[str, str, int, int | None], Prepared] = {}
     problems: list[str] = []
     for name, dataset in plan.datasets.items():
-        path = out / "data" / name if dataset.generated else dataset_path(name, dataset)
-        layout = LAYOUTS[dataset.layout]
-        if dataset.generated and not path.exists():
-            generate(dataset.layout, path)
-        categories = layout.load(path)
-        if dataset.layout == "folder":
-            categories = {name: next(iter(categories.values()))}
-        for line in against_published(layout, categories):
-            say(f"{name}: {line}")
-        missing = [c for c in dataset.categories if c not in categories]
-        if missing:
-            raise DataError(f"{path}: there is no category {', '.join(missing)} in it; there are: "
-                            f"{', '.join(categories)}")  # fmt: skip
-        chosen = settings(plan.preset, **merged(plan.settings, dataset.settings)).data
+        changes = merged(plan.settings, dataset.settings)
+        chosen = settings(plan.preset, input_size=dataset.input_size, **changes).data
+        try:
+            categories = load_categories(name, dataset, out, say)
+        except DataError as error:
+            problems.append(str(error))
+            continue
         budgets = {
             budget
             for experiment, sets in plan.experiments.items() if name in sets
             for budget in budgets_of(experiment, plan.budgets)
         }  # fmt: skip
-        for category in dataset.categories or categories:
+        for category, listed in categories.items():
             try:
                 cache = out / "manifests" / f"digests-{name}-{category}.json"
-                pictures = digested(categories[category], chosen, cache, progress)
+                pictures = digested(listed, chosen, cache, progress)
                 for seed in plan.seeds:
                     for budget in sorted(budgets, key=lambda b: b or 0):
                         part = prepare(name, category, pictures, chosen, seed, budget)
@@ -141,6 +133,33 @@ def prepare_all(
     if problems:
         raise DataError("\n".join(problems))
     return found
+
+
+def load_categories(name: str, dataset: DatasetPlan, out: Path, say: Say) -> dict[str, Manifest]:
+    """The categories of a data set that the plan wants, told with their counts.
+
+    Raises:
+        DataError: the folder or a wanted category is not there.
+    """
+    path = out / "data" / name if dataset.generated else dataset_path(name, dataset)
+    layout = LAYOUTS[dataset.layout]
+    if dataset.generated and not path.exists():
+        unfinished = path.with_name(f".{path.name}")  # a kill must not leave half a data set
+        shutil.rmtree(unfinished, ignore_errors=True)
+        generate(dataset.layout, unfinished)
+        unfinished.rename(path)
+    categories = layout.load(path)
+    if dataset.layout == "folder":
+        categories = {name: next(iter(categories.values()))}
+    for line in against_published(layout, categories):
+        say(f"{name}: {line}")
+    missing = [c for c in dataset.categories if c not in categories]
+    if missing:
+        raise DataError(
+            f"{path}: there is no category {', '.join(missing)} in it; there are: "
+            f"{', '.join(categories)}"
+        )
+    return {c: categories[c] for c in dataset.categories or categories}
 
 
 def tell_masks(pictures: Manifest, name: str, say: Say) -> None:
@@ -175,21 +194,19 @@ def plan_cells(plan: Plan, categories: set[tuple[str, str]]) -> list[Cell]:
 
 def computed(cell: Cell, prepared: Prepared, plan: Plan, states: Path, progress: Progress) -> Row:
     """Train and score one cell; whatever goes wrong becomes a row with the reason."""
-    marks = {"config_sha256": cell.config_sha256, "manifest_sha256": prepared.manifest.sha256}
+    method = METHODS[cell.line.method]
+    size = cell.settings.input_size if plan.metric_size == "input" else None
+    # Branches and kinds of defects cost a metric each, and are wanted of whole methods alone.
+    details = (
+        cell.line.setting == "default" and cell.budget is None and method.supervision != "control"
+    )
     try:
-        fitted = METHODS[cell.line.method].fit(prepared.weak, cell.settings, states, progress)
+        fitted = method.fit(prepared.weak, cell.settings, states, progress)
         began = time.monotonic()
-        size = cell.settings.input_size if plan.metric_size == "input" else None
-        scored = score_test(fitted, prepared.manifest, size, cell.line.setting == "default")
-    except CdgpError as error:
-        return {**marks, "status": "failed", "reason": f"{type(error).__name__}: {error}"}
+        scored = score_test(fitted, prepared.manifest, size, details)
     except Exception as error:
-        # A grid runs for hours: a fault in one cell must not cost the others. It is told with the
-        # row, makes the exit code 1, and is tried again by the next run.
-        log.error("%s: %s", cell.label, traceback.format_exc())
-        return {**marks, "status": "failed", "reason": f"{type(error).__name__}: {error}"}
+        return failure(error, cell.label)
     return {
-        **marks,
         "status": "ok",
         **scored,
         "seconds": round(fitted.seconds, 1),
@@ -199,79 +216,15 @@ def computed(cell: Cell, prepared: Prepared, plan: Plan, states: Path, progress:
     }
 
 
-def score_test(
-    fitted: Fitted, manifest: Manifest, size: tuple[int, int] | None, details: bool
-) -> Row:
-    """Metrics over the test part; a mask is read once its picture is scored.
+def failure(error: Exception, label: object) -> Row:
+    """What a fault in one cell leaves.
 
-    Args:
-        fitted: the method.
-        manifest: with the test part and its masks.
-        size: (height, width) that maps and masks are brought to; None is each picture's own.
-        details: whether branches and kinds of defects get metrics of their own.
+    A grid runs for hours, so one fault must not cost the others. It is told with the row, makes the
+    exit code 1, and is tried again by the next run.
     """
-    samples = manifest.of("test")
-    stores: dict[str, MapFile] = defaultdict(MapFile)
-    masks, names, kinds, image_scores = [], [], [], []
-    notes: dict[str, list[str]] = defaultdict(list)
-    for sample, scored in zip(samples, fitted.score([s.image for s in samples]), strict=True):
-        image_scores.append(scored.image_score)
-        name = manifest.name(sample.image)
-        target = size or scored.size
-        mask = metric_mask(sample, scored.size, target, name, notes)
-        if mask is None:
-            continue
-        stores["final"].append(resized(scored.anomaly_map, target))
-        for branch, values in scored.branches.items() if details else ():
-            stores[branch].append(resized(values, target))
-        masks.append(mask)
-        names.append(name)
-        kinds.append(kind_of(sample.image.stem) if sample.defective else None)
-    labels = np.array([s.defective for s in samples])
-    ranking = image_auroc(image_scores, labels)
-    row: Row = {"image_auroc": ranking.value, "image_auroc_reason": ranking.reason}
-    row |= pixel_metrics(stores["final"].maps(), masks, names)
-    row["metric_size"] = "input" if size else "native"
-    if fitted.probability:
-        row["image_ece"] = expected_calibration_error(image_scores, labels).value
-    if details:
-        row["branches"] = {
-            branch: _short(pixel_metrics(store.maps(), masks, names))
-            for branch, store in stores.items()
-            if branch != "final"
-        }
-        row["kinds"] = {
-            branch: kind_metrics(store.maps(), masks, names, kinds)
-            for branch, store in stores.items()
-        }
-    row["notes"] = dict(notes)
-    return row
-
-
-def kind_of(stem: str) -> str | None:
-    """The defect's kind where the file's name tells it, as in ``blowhole_exp1_num_108719``."""
-    kind, found, _ = stem.partition("_exp")
-    return kind if found else None
-
-
-def kind_metrics(
-    maps: Sequence[Any], masks: Sequence[Any], names: Sequence[str], kinds: Sequence[str | None]
-) -> dict[str, Any]:
-    """Pixel metrics of each kind of defect against all good pictures."""
-    told = {}
-    good = [i for i, mask in enumerate(masks) if not mask.any()]
-    for kind in sorted({k for k in kinds if k}):
-        chosen = good + [i for i, k in enumerate(kinds) if k == kind]
-        told[kind] = _short(
-            pixel_metrics(
-                [maps[i] for i in chosen], [masks[i] for i in chosen], [names[i] for i in chosen]
-            )
-        )
-    return told
-
-
-def _short(metrics: Row) -> Row:
-    return {key: round(metrics[key], 4) for key in METRICS[1:] if metrics[key] is not None}
+    if not isinstance(error, CdgpError):  # unforeseen, so that its place is worth knowing
+        log.error("%s: %s", label, "".join(traceback.format_exception(error)))
+    return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
 
 
 def save_examples(
@@ -280,17 +233,23 @@ def save_examples(
     out: Path,
     states: Path,
     progress: Progress,
-) -> None:
-    """The qualitative pictures of the first seed, one a category, each computed once."""
+) -> list[Row]:
+    """The qualitative pictures of the first seed, one a category; returns what failed."""
+    failed = []
     for (name, category, seed, budget), part in prepared.items():
-        if name not in plan.experiments.get("qualitative", ()) or budget is not None:
+        wanted = name in plan.experiments.get("qualitative", ()) and seed == plan.seeds[0]
+        if not wanted or budget is not None:
             continue
-        path = out / "qualitative" / f"{name}-{category}.npz"
-        if seed == plan.seeds[0] and not path.exists():
-            dataset = plan.datasets[name]
-            changes = merged(plan.settings, dataset.settings)
-            chosen = line_settings(Line(""), plan.preset, seed, dataset.input_size, changes)
-            save_example(path, part, chosen, states / name, progress)
+        cell = _plain_cell(plan, part, Line("", "cdgp"))
+        mark = "-".join(wanted_hash(cell, part, plan)[:2])
+        path = example_path(out, name, category)
+        try:
+            if not has_mark(path, mark):
+                save_example(path, part, cell.settings, states / name, progress, mark)
+        except Exception as error:
+            label = ("qualitative", name, category)
+            failed.append({**labels(cell, plan), "method": "qualitative", **failure(error, label)})
+    return failed
 
 
 def measure_costs(
@@ -298,30 +257,48 @@ def measure_costs(
     prepared: Mapping[tuple[str, str, int, int | None], Prepared],
     out: Path,
     states: Path,
-    progress: Progress,
     say: Say,
 ) -> list[Row]:
     """Parameters, latency and memory of the plan's methods at each set's input, first seed."""
-    rows = read_rows(out / COSTS)
-    done = {(r["dataset"], r["method"], r["config_sha256"]) for r in rows}
+    known = {cost_key(r): r for r in read_rows(out / COSTS) if r["status"] == "ok"}
+    rows = []
     for name in plan.experiments.get("complexity", ()):
         part = next(p for key, p in prepared.items()
                     if key[0] == name and key[2] == plan.seeds[0] and key[3] is None)  # fmt: skip
-        dataset = plan.datasets[name]
-        changes = merged(plan.settings, dataset.settings)
         for line in lines_of("main", plan.methods):
-            chosen = line_settings(line, plan.preset, part.seed, dataset.input_size, changes)
-            cell = Cell(name, part.category, line, part.seed, None, chosen)
-            if (name, line.method, cell.config_sha256) in done:
+            cell = _plain_cell(plan, part, line)
+            row = {
+                **labels(cell, plan),
+                "config_sha256": cell.config_sha256,
+                "machine": machine(),
+            }
+            if cost_key(row) in known:
+                rows.append(known[cost_key(row)])
                 continue
-            cost = measured(line.method, part.weak, chosen, states / name)
-            rows.append({"dataset": name, "method": line.method, "preset": plan.preset,
-                         "input_size": list(dataset.input_size),
-                         "config_sha256": cell.config_sha256, **cost,
-                         "machine": machine()})  # fmt: skip
-            write_rows(out / COSTS, rows)
-            say(f"{name} {line.method}: {cost['latency_ms']['median']:.1f} ms a picture")
+            try:
+                cost = measured(line.method, part.weak, cell.settings, states / name)
+                row |= {"status": "ok", **cost}
+                say(f"{name} {line.method}: {cost['latency_ms']['median']:.1f} ms a picture")
+            except Exception as error:
+                row |= failure(error, ("complexity", name, line.method))
+            rows.append(row)
+            known[cost_key(row)] = row
+            write_rows(out / COSTS, known.values())
     return rows
+
+
+def cost_key(row: Row) -> tuple[Any, ...]:
+    """A cost belongs to a method, its settings and the machine."""
+    told = json.dumps(row["machine"], sort_keys=True)
+    return row["dataset"], row["method"], row["config_sha256"], told
+
+
+def _plain_cell(plan: Plan, part: Prepared, line: Line) -> Cell:
+    """A method with the plan's settings on a category."""
+    dataset = plan.datasets[part.dataset]
+    changes = merged(plan.settings, dataset.settings)
+    chosen = line_settings(line, plan.preset, part.seed, dataset.input_size, changes)
+    return Cell(part.dataset, part.category, line, part.seed, None, chosen)
 
 
 def labels(cell: Cell, plan: Plan) -> Row:
@@ -346,17 +323,20 @@ def told_label(row: Row) -> str:
     return " ".join(str(part) for part in label_of(row)[2:5])
 
 
-def hash_of(row: Row) -> tuple[str, str, str]:
-    return row["config_sha256"], row["manifest_sha256"], row.get("metric_size", "")
+def hash_of(row: Row) -> tuple[str, ...]:
+    """What decides a row's numbers."""
+    return tuple(row[key] for key in HASHES)
 
 
-def wanted_hash(cell: Cell, prepared: Prepared, plan: Plan) -> tuple[str, str, str]:
-    return cell.config_sha256, prepared.manifest.sha256, plan.metric_size
+def wanted_hash(cell: Cell, prepared: Prepared, plan: Plan) -> tuple[str, ...]:
+    """The same of a cell that is to be computed."""
+    pictures = prepared.manifest.sha256
+    return cell.config_sha256, pictures, prepared.masks_sha256, plan.metric_size
 
 
 def filled(rows: Sequence[Row]) -> list[Row]:
     """Rows of earlier versions with the fields that they lack."""
-    return [{"status": "ok", "budget": None, **row} for row in rows]
+    return [{"status": "ok", "budget": None, "masks_sha256": "", **row} for row in rows]
 
 
 def refuse_stale(
@@ -394,7 +374,7 @@ def read_rows(path: Path) -> list[Row]:
         raise OutputError(f"{path}: damaged: {error}") from error
 
 
-def write_rows(path: Path, rows: "Sequence[Row] | Any") -> None:
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """All rows, in one step: whatever kills the program, no row is ever torn."""
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 

@@ -22,7 +22,8 @@ from cdgp.bench.grid import (
     lines_of,
 )
 from cdgp.bench.plan import Plan
-from cdgp.bench.qualitative import RULE
+from cdgp.bench.qualitative import RULE, example_path
+from cdgp.data.datasets import LAYOUTS
 from cdgp.files import write_text
 from cdgp.metrics.statistics import CONFIDENCE, RESAMPLES, Summary, holm, paired_contrast, summarise
 from cdgp.presets import merged, settings
@@ -71,13 +72,16 @@ class Evidence:
 
     def __init__(self, plan: Plan, rows: Iterable[Row]) -> None:
         self.plan = plan
+        rows = list(rows)
         self._rows = {
             (r["dataset"], r["category"], r["method"], r["setting"], r["seed"], r["budget"]): r
             for r in rows
             if r["status"] == "ok"
         }
+        # Of failed rows too: a mean over the other categories would be another quantity.
         self.categories = {
-            name: sorted({key[1] for key in self._rows if key[0] == name}) for name in plan.datasets
+            name: sorted({r["category"] for r in rows if r["dataset"] == name})
+            for name in plan.datasets
         }
 
     def sets(self, experiment: str) -> list[str]:
@@ -293,7 +297,7 @@ def _label_budget(evidence: Evidence) -> Table:
                     (SPATIAL, "pixel_aupro_05"), (FULL, "pixel_aupro_05"),
                 )
             ]  # fmt: skip
-            rows.append(TableRow("Full" if budget is None else str(budget), cells, d))
+            rows.append(TableRow(_budget_name(evidence, d, budget), cells, d))
     head = ["Defective pictures a category", "AUROC-I", "AUPRO@.3 spatial", "AUPRO@.3 final",
             "AUPRO@.05 spatial", "AUPRO@.05 final"]  # fmt: skip
     note = (
@@ -301,6 +305,15 @@ def _label_budget(evidence: Evidence) -> Table:
         + _scored(evidence.plan)
     )
     return Table("table_S11-label_budget", "Label budget", head, rows, False, note)
+
+
+def _budget_name(evidence: Evidence, dataset: str, budget: int | None) -> str:
+    """The budget, and how many there were where some category has fewer defective pictures."""
+    if budget is None:
+        return "Full"
+    rows = evidence.rows_of(dataset, FULL, budget)
+    least = min((r["effective_budget"] for r in rows), default=budget)
+    return str(budget) if least == budget else f"{budget} (only {least} in some)"
 
 
 def _complexity(costs: Sequence[Row]) -> Table:
@@ -343,25 +356,22 @@ def _settings(plan: Plan) -> Table:
 def _provenance(plan: Plan, rows: Sequence[Row]) -> Table:
     found = []
     for name, dataset in plan.datasets.items():
-        manifests = {r["manifest_sha256"]: r for r in rows
-                     if r["dataset"] == name and r.get("manifest_sha256")}  # fmt: skip
-        audits = [r["audit"] for r in manifests.values()]
-        for category in sorted({r["category"] for r in manifests.values()}):
-            first = next(
-                (r for r in manifests.values()
-                 if r["category"] == category and r["seed"] == plan.seeds[0] and not r["budget"]),
-                None,
-            )  # fmt: skip
+        splits = {
+            (r["category"], r["seed"], r["budget"]): r for r in rows
+            if r["dataset"] == name and "parts" in r
+        }  # fmt: skip
+        for category in sorted({key[0] for key in splits}):
+            first = splits.get((category, plan.seeds[0], None))
             parts = first["parts"] if first else {}
             told = [f"{parts[p][0]} + {parts[p][1]}" if p in parts else "–"
                     for p in ("fit", "calibration", "test")]  # fmt: skip
             found.append(TableRow(category, [*told, ""], name))
         overlaps = [
-            sum(audit[f"{part}_test"][how] for audit in audits)
+            sum(row["audit"][f"{part}_test"][how] for row in splits.values())
             for part in ("calibration", "train") for how in ("path", "pixel")
         ]  # fmt: skip
         told_overlap = (
-            f"{len(audits)} audits; calibration–test {overlaps[0]} by path, {overlaps[1]} by "
+            f"{len(splits)} audits; calibration–test {overlaps[0]} by path, {overlaps[1]} by "
             f"pixels; train–test {overlaps[2]} by path, {overlaps[3]} by pixels"
         )
         layout = f"layout {dataset.layout}" + (", generated" if dataset.generated else "")
@@ -510,7 +520,11 @@ def render(plan: Plan, rows: Sequence[Row], costs: Sequence[Row], out: Path) -> 
         stem = f"label_budget-{name}"
         figures.label_budget(evidence, name, out / "figures" / stem)
         drawn.append((stem, f"Label budget, {name}"))
-    examples = sorted((out / "qualitative").glob("*.npz"))
+    places = [
+        example_path(out, name, category)
+        for name in evidence.sets("qualitative") for category in evidence.categories[name]
+    ]  # fmt: skip
+    examples = [path for path in places if path.is_file()]
     if examples:
         figures.qualitative(examples, out / "figures" / "qualitative.png")
         drawn.append(("qualitative", f"Qualitative grid (S8–S10): {RULE}"))
@@ -522,7 +536,8 @@ def render(plan: Plan, rows: Sequence[Row], costs: Sequence[Row], out: Path) -> 
                  f"{r['reason']}" for r in failed]  # fmt: skip
     odd = _odd_pictures(rows)
     if odd:
-        page.append(f"## Pictures outside the pixel metrics\n\n{odd}\n")
+        note = "Defective pictures listed here take no part in the pixel metrics."
+        page.append(f"## Odd pictures\n\n{note}\n\n{odd}\n")
     write_text(out / "published.md", published(plan, rows))
     page.append("The paper's printed numbers beside these: [published.md](published.md)\n")
     write_text(out / "evidence.md", "\n".join(page))
@@ -536,6 +551,7 @@ def _odd_pictures(rows: Sequence[Row]) -> str:
             found.setdefault((row["dataset"], row["category"], note), set()).update(names)
     return "\n".join(
         f"- {dataset}/{category}: {len(names)} × {note.replace('_', ' ')}"
+        + (" (counted as good)" if note == "good_with_marked_mask" else "")
         for (dataset, category, note), names in sorted(found.items())
         if names
     )
@@ -546,7 +562,11 @@ def published(plan: Plan, rows: Sequence[Row]) -> str:
     text = (files("cdgp.bench") / "published.toml").read_text(encoding="utf-8")
     paper = tomllib.loads(text)
     evidence = Evidence(plan, rows)
-    ours = {d.layout: name for name, d in plan.datasets.items() if same_protocol(plan, name)}
+    ours = {
+        d.layout: name
+        for name, d in plan.datasets.items()
+        if same_protocol(plan, name) and whole(evidence, name)
+    }
     tables = []
     for key, block in paper["main"].items():
         metrics = block["metrics"]
@@ -597,8 +617,8 @@ def published(plan: Plan, rows: Sequence[Row]) -> str:
     notes = "\n".join(f"- {note}" for note in paper["disagreements"]["notes"])
     return (
         "# The paper's printed numbers beside ours\n\n"
-        "Each cell: printed → ours. Ours stand only where this plan ran the paper's protocol: its "
-        "data set and split, preset `paper`, its input size, seeds 0–2, scored at the input size; "
+        "Each cell: printed → ours. Ours stand only where this plan ran the paper's protocol: the "
+        "whole data set, its split and input size, preset `paper`, seeds 0–2, scored at that size; "
         f"elsewhere “{NOT_RUN}”.\n\n" + "\n".join(tables) + f"\n## {cost['source']}: complexity\n\n"
         f"Printed: {cost['parameters_m']} M parameters, {cost['latency_ms'][0]} ± "
         f"{cost['latency_ms'][1]} ms, {cost['peak_mib']} MiB on {cost['device']}. Another "
@@ -622,6 +642,22 @@ def same_protocol(plan: Plan, name: str) -> bool:
         and not plan.settings
         and dataset.settings == batch
     )
+
+
+def whole(evidence: Evidence, name: str) -> bool:
+    """Whether all published categories were found, with the published numbers of pictures."""
+    published_counts = LAYOUTS[evidence.plan.datasets[name].layout].published
+    if set(evidence.categories[name]) != set(published_counts):
+        return False
+    for category, counts in published_counts.items():
+        row = evidence.row(name, category, Line("CDGP"), evidence.plan.seeds[0])
+        if counts is None or row is None:
+            continue
+        parts = row["parts"]
+        train = tuple(sum(pair) for pair in zip(parts["fit"], parts["calibration"], strict=True))
+        if (train, tuple(parts["test"])) != (counts["train"], counts["test"]):
+            return False
+    return True
 
 
 def _own(

@@ -38,7 +38,7 @@ def benchmark(
 
       cdgp benchmark my_plan.toml
     """
-    from cdgp.bench.plan import read_plan, ready_plans
+    from cdgp.bench.plan import read_plan, ready_plans, require_packages
     from cdgp.errors import SettingsError
 
     if show_list or not plan:
@@ -48,6 +48,10 @@ def benchmark(
             raise SettingsError("name a plan, for example: cdgp benchmark smoke")
         return
     chosen = read_plan(plan)
+    require_packages(chosen)
+    for path in reuse or []:
+        if not path.is_file():
+            raise SettingsError(f"--reuse {path}: there is no such file")
     from cdgp.bench.run import run_plan
     from cdgp.bench.tables import render
 

@@ -7,6 +7,8 @@ Labels follow each set's own convention; stated splits are kept, and where a set
 from __future__ import annotations
 
 import csv
+import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +25,6 @@ Counts = Mapping[str, tuple[int, int]]
 MVTEC_AD2_CATEGORIES = (
     "can", "fabric", "fruit_jelly", "rice", "sheet_metal", "vial", "wallplugs", "walnuts",
 )  # fmt: skip
-MVTEC_AD_CATEGORIES = (
-    "bottle", "cable", "capsule", "carpet", "grid", "hazelnut", "leather", "metal_nut", "pill",
-    "screw", "tile", "toothbrush", "transistor", "wood", "zipper",
-)  # fmt: skip
 VISA_PUBLISHED: Mapping[str, Counts] = {
     name: {"train": (train, 60), "test": (test, 40)}
     for name, train, test in (
@@ -36,7 +34,20 @@ VISA_PUBLISHED: Mapping[str, Counts] = {
         ("pcb4", 603, 402), ("pipe_fryum", 300, 200),
     )
 }  # fmt: skip
+MVTEC_AD_PUBLISHED: Mapping[str, Counts] = {
+    name: {"train": (train, 0), "test": (good, defective)}
+    for name, train, good, defective in (
+        ("bottle", 209, 20, 63), ("cable", 224, 58, 92), ("capsule", 219, 23, 109),
+        ("carpet", 280, 28, 89), ("grid", 264, 21, 57), ("hazelnut", 391, 40, 70),
+        ("leather", 245, 32, 92), ("metal_nut", 220, 22, 93), ("pill", 267, 26, 141),
+        ("screw", 320, 41, 119), ("tile", 230, 33, 84), ("toothbrush", 60, 12, 30),
+        ("transistor", 213, 60, 40), ("wood", 247, 19, 60), ("zipper", 240, 32, 119),
+    )
+}  # fmt: skip
+"""Bergmann et al., IJCV 2021; its training part has no defective picture."""
 VISA_SPLITS = ("split_csv/2cls_highshot.csv", "2cls_highshot.csv")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -111,13 +122,19 @@ def ksdd2(root: Path) -> dict[str, Manifest]:
     A picture is defective where its mask, at full size, marks any pixel.
     """
     samples = []
+    _folder_there(root)
     for part in ("train", "test"):
         folder = absolute(root) / part
         if not folder.is_dir():
             raise DataError(
                 f"{root}: there is no folder {part!r} in it; give KolektorSDD2's folder"
             )
-        found = pictures_in(folder)
+        every = pictures_in(folder)
+        # The archive as published holds stray copies, such as "10301 (copy).png".
+        found = [p for p in every if re.fullmatch(r"\d+(_GT)?", p.stem)]
+        if len(found) < len(every):
+            strays = ", ".join(p.name for p in every if p not in found)
+            log.warning("%s: not named NNNNN or NNNNN_GT, and not used: %s", folder, strays)
         masks = {p.stem.removesuffix("_GT"): p for p in found if p.stem.endswith("_GT")}
         for picture in (p for p in found if not p.stem.endswith("_GT")):
             mask = masks.pop(picture.stem, None)
@@ -136,6 +153,7 @@ def ksdd2(root: Path) -> dict[str, Manifest]:
 def visa(root: Path) -> dict[str, Manifest]:
     """VisA by its ``2cls_highshot`` table, the official split, one manifest an object."""
     base = absolute(root)
+    _folder_there(root)
     table = next((base / name for name in VISA_SPLITS if (base / name).is_file()), None)
     if table is None:
         raise DataError(f"{root}: holds neither {VISA_SPLITS[0]} nor {VISA_SPLITS[1]}")
@@ -172,7 +190,7 @@ def visa_rows(table: Path) -> list[dict[str, str]]:
 
 LAYOUTS: Mapping[str, Layout] = {
     "folder": Layout("pictures in good/ and defective/, or a CSV manifest", _folder, {}),
-    "mvtec_ad": Layout("MVTec AD", mvtec_ad, dict.fromkeys(MVTEC_AD_CATEGORIES)),
+    "mvtec_ad": Layout("MVTec AD", mvtec_ad, MVTEC_AD_PUBLISHED),
     "mvtec_ad2": Layout("MVTec AD 2", mvtec_ad2, dict.fromkeys(MVTEC_AD2_CATEGORIES)),
     "ksdd2": Layout("KolektorSDD2", ksdd2, {"ksdd2": {"train": (2085, 246), "test": (894, 110)}}),
     "visa": Layout("VisA", visa, VISA_PUBLISHED),
@@ -202,8 +220,7 @@ def against_published(layout: Layout, found: Mapping[str, Manifest]) -> list[str
 def _categories(root: Path, known: tuple[str, ...], inside: str) -> list[str]:
     """Category folders, which hold a folder named ``inside``; all of them where none is known."""
     base = absolute(root)
-    if not base.is_dir():
-        raise DataError(f"{root}: there is no such folder")
+    _folder_there(root)
     found = sorted(p.name for p in base.iterdir() if (p / inside).is_dir())
     if known:
         found = [name for name in found if name in known]
@@ -211,6 +228,11 @@ def _categories(root: Path, known: tuple[str, ...], inside: str) -> list[str]:
         expected = f" such as {known[0]!r}" if known else ""
         raise DataError(f"{root}: holds no category folder{expected} with {inside!r} inside")
     return found
+
+
+def _folder_there(root: Path) -> None:
+    if not absolute(root).is_dir():
+        raise DataError(f"{root}: there is no such folder")
 
 
 def _pictures(folder: Path) -> list[Path]:

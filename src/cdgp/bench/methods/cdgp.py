@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
-from safetensors import safe_open
 from torch import Tensor
 
 from cdgp.bench.methods import Fitted, Pipeline, Scored
 from cdgp.data.images import read_picture, to_input
 from cdgp.data.manifest import WeakSplit
-from cdgp.files import save_tensors
+from cdgp.files import write_text, written_whole
 from cdgp.inference import score_picture
 from cdgp.method.detector import Calibration, Evidence, Network, calibrated
 from cdgp.presets import Settings
@@ -69,16 +69,19 @@ def state_folders(data: WeakSplit, settings: Settings, states: Path, head: Head)
 class Stored(NamedTuple):
     """The evidence of some pictures, read one by one from its file."""
 
-    path: Path
+    maps: Path
+    """(n, 2, H/4, W/4) dominance and residual, a ``.npy`` file."""
+    pooled: list[float]
     sizes: list[tuple[int, int]]
     """(height, width) of each picture."""
     separation: float
     seconds: float
 
     def evidence(self) -> Iterator[Evidence]:
-        with safe_open(self.path, framework="pt") as file:
-            for index in range(len(self.sizes)):
-                yield Evidence(*(file.get_tensor(f"{index}.{part}") for part in Evidence._fields))
+        maps = np.load(self.maps, mmap_mode="r")
+        for both, pooled in zip(maps, self.pooled, strict=True):
+            dominance, residual = torch.from_numpy(np.array(both))[:, None]
+            yield Evidence(dominance, residual, torch.tensor([pooled]))
 
 
 def stored_evidence(
@@ -89,30 +92,34 @@ def stored_evidence(
     name: str,
     progress: Progress,
 ) -> Stored:
-    """The evidence of picture files: from its file, or from the network and then kept."""
+    """The evidence of picture files: from its files, or from the network and then kept."""
     # By size and time of change, so that an edited picture is not answered from the store.
     stamps = [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in paths]
     mark = hashlib.sha256(json.dumps([stamps, settings.data.white_level]).encode()).hexdigest()
-    path = folder / f"{mark[:16]}.safetensors"
-    if not path.is_file():
+    maps, facts = (folder / f"{mark[:16]}.{ending}" for ending in ("npy", "json"))
+    if not facts.is_file():
         found = trained()
         device = next(found.network.parameters()).device
-        tensors: dict[str, Tensor] = {}
-        shapes: list[list[int]] = []
-        with progress.phase(name, len(paths)) as advance:
-            for index, picture_path in enumerate(paths):
-                picture = read_picture(picture_path, settings.data.white_level)
+        told: dict[str, Any] = {
+            "pooled": [], "sizes": [], "separation": found.separation, "seconds": found.seconds,
+        }  # fmt: skip
+        shape = (len(paths), 2, *(side // 4 for side in settings.input_size))
+        with written_whole(maps) as temporary, progress.phase(name, len(paths)) as advance:
+            # Straight to disk, so that memory does not grow with the number of pictures.
+            store = open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
+            for index, path in enumerate(paths):
+                picture = read_picture(path, settings.data.white_level)
                 evidence = found.network(to_input(picture, settings.input_size)[None].to(device))
-                shapes.append([int(side) for side in picture.shape[:2]])
-                for part, values in zip(Evidence._fields, evidence, strict=True):
-                    tensors[f"{index}.{part}"] = values.float().cpu()
+                store[index, 0] = evidence.dominance[0].float().cpu()
+                store[index, 1] = evidence.residual[0].float().cpu()
+                told["pooled"].append(float(evidence.pooled[0]))
+                told["sizes"].append([int(side) for side in picture.shape[:2]])
                 advance()
-        facts = {"sizes": shapes, "separation": found.separation, "seconds": found.seconds}
-        save_tensors(path, tensors, {key: json.dumps(value) for key, value in facts.items()})
-    with safe_open(path, framework="pt") as file:
-        told = {key: json.loads(value) for key, value in file.metadata().items()}
-    sizes = [(h, w) for h, w in told["sizes"]]
-    return Stored(path, sizes, told["separation"], told["seconds"])
+            store.flush()
+        write_text(facts, json.dumps(told))  # last: it says that the maps are whole
+    kept = json.loads(facts.read_text(encoding="utf-8"))
+    sizes = [(height, width) for height, width in kept["sizes"]]
+    return Stored(maps, kept["pooled"], sizes, kept["separation"], kept["seconds"])
 
 
 class Calibrated(NamedTuple):

@@ -21,7 +21,6 @@ from torch.nn import functional
 from cdgp.bench.methods import Fitted, Pipeline, Scored
 from cdgp.data.images import read_picture, to_input
 from cdgp.data.manifest import WeakSplit
-from cdgp.errors import SettingsError
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
@@ -111,17 +110,7 @@ def fit_cam(data: WeakSplit, settings: Settings, states: Path, progress: Progres
 
 
 def fit_grad_cam(data: WeakSplit, settings: Settings, states: Path, progress: Progress) -> Fitted:
-    """The same classifier with Grad-CAM.
-
-    Raises:
-        SettingsError: the package is not installed.
-    """
-    try:
-        import pytorch_grad_cam  # noqa: F401
-    except ImportError as error:
-        raise SettingsError(
-            "method grad_cam needs the grad-cam package: pip install 'cdgp[bench]'"
-        ) from error
+    """The same classifier with Grad-CAM."""
     return _fit(data, settings, states, progress, grad_cam)
 
 

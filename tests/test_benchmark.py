@@ -76,7 +76,7 @@ def test_smoke_renders_every_table_and_figure(finished: Path) -> None:
     rows = read_rows(finished / ROWS)
     plan = read_plan("smoke")
     parts = {("mvtec_ad2", "can"), ("mvtec_ad2", "vial"), ("ksdd2", "ksdd2"), ("visa", "candle")}
-    assert len(rows) == len(plan_cells(plan, parts)) == 120
+    assert len(rows) == len(plan_cells(plan, parts)) == 140
     for row in rows:
         assert row["status"] == "ok"
         assert row["metric_size"] == "input"
@@ -100,7 +100,7 @@ def test_a_finished_plan_runs_nothing_again(finished: Path) -> None:
 def test_killed_at_five_points_it_ends_with_the_same_tables(finished: Path, tmp_path: Path) -> None:
     """SIGKILL while reading, while training, and between rows; the same command goes on."""
     out = tmp_path / "run"
-    for rows_before in (0, 1, 20, 50, 90):
+    for rows_before in (0, 1, 20, 50, 100):
         process = subprocess.Popen(
             [*COMMAND, "--out", str(out)], env=ENVIRONMENT,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -181,6 +181,93 @@ def test_bad_plans_are_told_before_anything_runs(
     found, output = run_cli(plan, "--out", tmp_path / "out", "--quiet")
     assert (found, message in output) == (code, True), output
     assert not (tmp_path / "out" / ROWS).exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "where"),
+    [("seed = 3", "seeds"), ("preset = 'paper'", "preset"),
+     ("input_size = [64, 64]", "datasets.NAME.input_size")],
+)  # fmt: skip
+def test_settings_that_a_plan_sets_elsewhere(
+    key: str, where: str, tmp_path: Path, surfaces: Manifest
+) -> None:
+    plan = written(tmp_path, surfaces.root, ("[datasets", f"[settings]\n{key}\n[datasets"),
+                   ("settings.dual_gp", "#"), ("settings.student", "#"))  # fmt: skip
+    code, output = run_cli(plan, "--out", tmp_path / "out")
+    assert code == 2
+    assert f"is set by {where} in a plan" in output
+
+
+def test_missing_packages_and_rows_are_told_before_anything_runs(
+    tmp_path: Path, surfaces: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = written(tmp_path, surfaces.root, ('"cdgp"]', '"cdgp", "grad_cam"]'))
+    code, output = run_cli(plan, "--out", tmp_path / "out", "--reuse", tmp_path / "no.jsonl")
+    assert code == 2 and "no.jsonl: there is no such file" in output
+    monkeypatch.setattr("cdgp.bench.plan.find_spec", lambda name: None)
+    code, output = run_cli(plan, "--out", tmp_path / "out")
+    assert code == 2
+    assert "benchmarks need statsmodels, matplotlib, grad-cam: pip install" in output
+    assert not (tmp_path / "out").exists()
+
+
+def test_half_a_generated_data_set_is_never_used(
+    tmp_path: Path, surfaces: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = read_plan(str(written(
+        tmp_path, surfaces.root, (f'path = "{surfaces.root}"', "layout = 'visa'\ngenerated = true"),
+        (', "cdgp"', ""),
+    )))  # fmt: skip
+    out = tmp_path / "out"
+
+    def stopped(layout: str, root: Path) -> None:
+        (root / "candle").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("cdgp.bench.run.generate", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run_plan(plan, out, out / "states", [], Quiet(), lambda line: None)
+    assert not (out / "data" / "surfaces").exists()
+    found = run_plan(plan, out, out / "states", [], Quiet(), lambda line: None)
+    assert [r["category"] for r in found.rows] == ["candle", "pcb1"]
+
+
+def test_changed_masks_make_rows_stale(tmp_path: Path) -> None:
+    made = make_dataset(tmp_path / "data", good=24, defective=14)
+    plan = written(tmp_path, made.root, (', "cdgp"', ""))
+    assert run_cli(plan, "--out", tmp_path / "out", "--quiet")[0] == 0
+    for mask in (tmp_path / "data" / "masks").iterdir():
+        Image.new("1", Image.open(mask).size, 1).save(mask)
+    code, output = run_cli(plan, "--out", tmp_path / "out", "--quiet")
+    assert code == 1
+    assert "1 rows were made with other settings or pictures" in output
+
+
+def test_failed_examples_and_costs_do_not_cost_the_tables(
+    tmp_path: Path, surfaces: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = written(
+        tmp_path, surfaces.root,
+        ('main = ["surfaces"]', 'main = ["surfaces"]\nqualitative = ["surfaces"]\n'
+         'complexity = ["surfaces"]'),
+        ('"static_max", ', ""),
+    )  # fmt: skip
+
+    def broken(*arguments: object) -> None:
+        raise TrainingError("no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("cdgp.bench.run.save_example", broken)
+        patched.setattr("cdgp.bench.run.measured", broken)
+        code, output = run_cli(plan, "--out", tmp_path / "out", "--quiet")
+    assert code == 1
+    assert output.count("TrainingError: no") == 2
+    assert "| CDGP" in (tmp_path / "out" / "evidence.md").read_text()
+    code, output = run_cli(plan, "--out", tmp_path / "out", "--quiet")
+    assert code == 0, output
+    assert (tmp_path / "out" / "figures" / "qualitative.png").exists()
+    assert "Inference complexity" in (tmp_path / "out" / "evidence.md").read_text()
 
 
 def test_an_unknown_plan_names_the_nearest(tmp_path: Path) -> None:

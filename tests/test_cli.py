@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from cdgp.cli.main import app
 from cdgp.data.manifest import Manifest
+from cdgp.progress import Bars
 from cdgp.training.fit import Run
 from conftest import tiny_settings
 
@@ -446,3 +447,21 @@ def test_a_config_of_one_preset_is_not_another(tmp_path: Path) -> None:
     assert "holds the settings of preset 'paper', but 'lite' is asked for" in plain(result)
     result = cdgp("train", tmp_path, "--out", tmp_path / "run", "--input-size", "")
     assert result.exit_code == 2 and "--input-size ''" in plain(result)
+
+
+def test_a_phase_within_a_phase_gets_a_bar_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes the stream for a terminal
+    progress = Bars()
+    with progress.phase("Benchmark", 2) as advance:
+        for _ in range(2):
+            with progress.phase("Dual GP", 3) as inner:
+                for _ in range(3):
+                    inner("loss 0.1")
+            advance("cell")
+    with progress.phase("Again", 1) as advance:
+        advance()
+    shown = capsys.readouterr().err
+    assert "Benchmark" in shown and "2/2" in shown
+    assert "Again" in shown and "1/1" in shown

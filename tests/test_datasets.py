@@ -73,7 +73,7 @@ def test_ksdd2_names_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "train" / "10000.png").rename(tmp_path / "train" / "10000_GT.png")
     with pytest.raises(DataError, match="is the mask of no picture"):
         ksdd2(tmp_path)
-    with pytest.raises(DataError, match="there is no folder 'train'"):
+    with pytest.raises(DataError, match="there is no folder 'train' in it"):
         ksdd2(tmp_path / "train")
 
 
@@ -150,3 +150,23 @@ def test_a_missing_or_foreign_folder_is_told(layout: str, tmp_path: Path) -> Non
     for folder in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(DataError, match=str(folder)):
             LAYOUTS[layout].load(folder)
+
+
+def test_ksdd2_leaves_the_stray_copies_of_the_archive_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ksdd2_tree(tmp_path, good=4, bad=2)
+    before = ksdd2(tmp_path)["ksdd2"].samples
+    for name in ("10000", "10000_GT"):
+        source = tmp_path / "train" / f"{name}.png"
+        (tmp_path / "train" / f"{name} (copy).png").write_bytes(source.read_bytes())
+    assert ksdd2(tmp_path)["ksdd2"].samples == before
+    assert "10000 (copy).png" in caplog.text and "not used" in caplog.text
+
+
+def test_published_counts_of_mvtec_ad_add_up() -> None:
+    """5354 pictures: 3629 for training, and 467 good and 1258 defective ones for test."""
+    counts = [c for c in LAYOUTS["mvtec_ad"].published.values() if c is not None]
+    assert len(counts) == 15
+    assert sum(c["train"][0] for c in counts) == 3629
+    assert [sum(c["test"][i] for c in counts) for i in (0, 1)] == [467, 1258]

@@ -199,3 +199,47 @@ def test_digests_are_remembered_until_the_file_changes(
     again = digested(made, DATA, cache, Quiet())
     assert read == [1]
     assert again == hashed(made) != first
+
+
+def test_stated_digests_are_checked_once(tmp_path: Path) -> None:
+    """A table's digests are no way around the audit: files that changed since are refused."""
+    made = hashed(make_dataset(tmp_path / "data", good=4, defective=2))
+    cache = tmp_path / "digests.json"
+    assert digested(made, DATA, cache, Quiet()) == made
+    first, second = made.samples[:2]
+    first.image.write_bytes(second.image.read_bytes())
+    for _ in range(2):
+        with pytest.raises(DataError, match="is not the file that the manifest was made with"):
+            digested(made, DATA, cache, Quiet())
+
+
+def test_masks_have_a_digest_of_their_own(tmp_path: Path) -> None:
+    """Metrics depend on them, trainings do not."""
+    made = make_dataset(tmp_path, good=20, defective=20)
+    before = prepare("d", "c", hashed(made), DATA, 0)
+    masks_before = before.masks_sha256
+    mask = next(s.mask for s in before.manifest.of("test") if s.mask)
+    values = np.asarray(Image.open(mask)).copy()
+    values[:2] = True
+    Image.fromarray(values).save(mask)
+    after = prepare("d", "c", hashed(made), DATA, 0)
+    assert after.masks_sha256 != masks_before
+    assert after.manifest.sha256 == before.manifest.sha256
+    assert after.weak == before.weak
+
+
+def test_pictures_bound_by_group_and_pixels_move_together(tmp_path: Path) -> None:
+    """A chain: the first of the budget shares a group with a good one that equals a third."""
+    made = make_dataset(tmp_path, good=30, defective=30)
+    order = prepare("d", "c", hashed(made), DATA, 0).selected
+    first = next(s for s in made.samples if made.name(s.image) == order[0])
+    good = next(s for s in made.samples if not s.defective)
+    twin = tmp_path / "good" / "twin.png"
+    twin.write_bytes(good.image.read_bytes())
+    grouped = [replace(s, group="g") if s in (first, good) else s for s in made.samples]
+    chained = replace(made, samples=(*grouped, Sample(twin, False)))
+    for seed in range(4):
+        found = prepare("d", "c", hashed(chained), DATA, seed, 1).manifest
+        parts = {s.image: s.split for s in found.samples}
+        if first.image in parts:
+            assert parts[first.image] == parts[good.image] == parts[twin]

@@ -72,8 +72,9 @@ def run_plan(
     known = [r for path in reuse for r in filled(read_rows(path))] + rows
     by_hash = {hash_of(row): row for row in known if row["status"] == "ok"}
     todo = [c for c in cells if by_label.get(c.label, {}).get("status") != "ok"]
+    started = time.monotonic()
     with progress.phase("Benchmark", len(cells), len(cells) - len(todo)) as advance:
-        for number, cell in enumerate(todo, start=len(cells) - len(todo) + 1):
+        for number, cell in enumerate(todo, start=1):
             of_cell = prepared[cell.dataset, cell.category, cell.seed, cell.budget]
             wanted = wanted_hash(cell, of_cell, plan)
             same = by_hash.get(wanted)
@@ -88,8 +89,9 @@ def run_plan(
             if row["status"] == "ok":
                 by_hash[wanted] = row
             write_rows(out / ROWS, by_label.values())
-            told = finished_line(row, time.monotonic() - began)
-            say(f"[{number}/{len(cells)}] {told}")
+            left = (time.monotonic() - started) / number * (len(todo) - number)
+            place = f"[{len(cells) - len(todo) + number}/{len(cells)}, {left / 60:.0f} min left]"
+            say(f"{place} {finished_line(row, time.monotonic() - began)}")
             advance(f"{cell.dataset} {cell.line.method}")
     done = [by_label[cell.label] for cell in cells]
     failed = [row for row in done if row["status"] != "ok"]

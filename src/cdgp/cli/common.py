@@ -47,7 +47,9 @@ def told(command: Callable[P, None]) -> Callable[P, None]:
             warn(f"error: {error.filename or 'files'}: {error.strerror or error}", error=True)
             raise typer.Exit(CdgpError.exit_code) from None
         except KeyboardInterrupt:
-            warn("interrupted; --resume goes on with a training")
+            warn(
+                "interrupted; what is finished stays: train --resume and benchmark go on from there"
+            )
             raise typer.Exit(INTERRUPTED) from None
 
     return wrapped

@@ -8,7 +8,8 @@ without its bias and cut at zero. The package's own last step, stretching each p
 [0, 1], is left out: it would make the maps of two pictures incomparable, and the metrics pool them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,16 +19,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cdgp.bench.methods import Fitted, Pipeline, Scored
-from cdgp.data.images import read_picture, to_input
+from cdgp.bench.methods import Fitted
+from cdgp.bench.methods.common import fitted_network, train_on_labels
 from cdgp.data.manifest import WeakSplit
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.dual_gp import weak_batch
-from cdgp.training.loop import new_fabric, run_stage
-from cdgp.training.pictures import Pictures, seeded
-from cdgp.training.stages import dual_gp_samples, fingerprint, pretrained
+from cdgp.training.loop import new_fabric
+from cdgp.training.pictures import seeded
+from cdgp.training.stages import pretrained
 
 Mapper = Callable[["Classifier", Tensor], tuple[NDArray[np.float32], float]]
 """Classifier and input (1, 3, H, W) to map (h, w) and probability."""
@@ -118,35 +118,20 @@ def _fit(
     data: WeakSplit, settings: Settings, states: Path, progress: Progress, mapper: Mapper
 ) -> Fitted:
     """Train on fit and calibration pictures; ``dual_gp.learning_rate`` is the classifier's."""
-    s = settings.dual_gp
     fabric = new_fabric()
-    size = settings.input_size
-    pictures = Pictures(dual_gp_samples(data, settings), size, settings.data.white_level)
     encoder = pretrained(settings)
     encoder.freeze_stem()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeded(settings.seed, "classifier").initial_seed())
         classifier = Classifier(encoder)
     classifier.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    s = settings.dual_gp
     trained = [p for p in classifier.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=s.learning_rate, weight_decay=s.weight_decay)
-    mark = fingerprint(settings, data.sha256, "dual_gp")
-    signs: dict[str, Any] = {}
-    run_stage(
-        "Classifier", fabric, classifier, optimizer, s.steps, s.final_learning_rate,
-        lambda step: weak_batch(pictures, settings, step), f"classifier {mark}",
-        states / f"classifier-{mark[:16]}" / "classifier.safetensors", signs.update, progress,
+    groups = [{"params": trained, "lr": s.learning_rate, "weight_decay": s.weight_decay}]
+    seconds = train_on_labels(
+        "classifier", classifier, groups, data, settings, fabric, states, progress
+    )
+    return fitted_network(
+        classifier, functools.partial(mapper, classifier), settings, fabric.device, seconds,
+        True, {"learning_rate": s.learning_rate},
     )  # fmt: skip
-    classifier.eval()
-
-    def score(paths: Sequence[Path]) -> Iterator[Scored]:
-        for path in paths:
-            picture = read_picture(path, settings.data.white_level)
-            image = to_input(picture, size)[None].to(fabric.device)
-            values, probability = mapper(classifier, image)
-            yield Scored((picture.shape[0], picture.shape[1]), values, probability)
-
-    def pipeline() -> Pipeline:
-        return Pipeline(classifier, lambda image: mapper(classifier, image))
-
-    return Fitted(score, signs["seconds"], True, {"learning_rate": s.learning_rate}, pipeline)

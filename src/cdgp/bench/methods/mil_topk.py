@@ -5,16 +5,16 @@ map is the token logits. The paper does not fix k: the largest 5 % of the tokens
 pooling of the Dual GP has it.
 """
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cdgp.bench.methods import Fitted, Pipeline, Scored
-from cdgp.data.images import read_picture, to_input
+from cdgp.bench.methods import Fitted
+from cdgp.bench.methods.common import fitted_network, train_on_labels
 from cdgp.data.manifest import WeakSplit
 from cdgp.method.backbone import Encoder
 from cdgp.method.controls import LinearHead
@@ -22,10 +22,9 @@ from cdgp.method.losses import TOP_SHARE, bag_margin
 from cdgp.method.tokens import TokenProjection
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.dual_gp import new_projection, weak_batch
-from cdgp.training.loop import new_fabric, run_stage
-from cdgp.training.pictures import Pictures
-from cdgp.training.stages import dual_gp_samples, fingerprint, pretrained
+from cdgp.training.dual_gp import new_projection
+from cdgp.training.loop import new_fabric
+from cdgp.training.stages import pretrained
 
 
 class TopK(nn.Module):
@@ -56,41 +55,25 @@ class TopK(nn.Module):
 
 def fit(data: WeakSplit, settings: Settings, states: Path, progress: Progress) -> Fitted:
     """Train on fit and calibration pictures, with the rates of the Dual GP's section."""
-    s = settings.dual_gp
     fabric = new_fabric()
-    size = settings.input_size
-    pictures = Pictures(dual_gp_samples(data, settings), size, settings.data.white_level)
     encoder = pretrained(settings)
     encoder.freeze_stem()
     model = TopK(encoder, new_projection(encoder, settings), settings.backbone.token_dim)
     model.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    s = settings.dual_gp
     base = [p for p in (*encoder.parameters(), *model.projection.parameters()) if p.requires_grad]
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": base, "lr": s.learning_rate, "weight_decay": s.weight_decay},
-            {"params": [model.head.beta, model.bias], "lr": s.inducing_learning_rate,
-             "weight_decay": 0.0},
-        ]
-    )  # fmt: skip
-    mark = fingerprint(settings, data.sha256, "dual_gp")
-    signs: dict[str, Any] = {}
-    run_stage(
-        "MIL-TopK", fabric, model, optimizer, s.steps, s.final_learning_rate,
-        lambda step: weak_batch(pictures, settings, step), f"mil_topk {mark}",
-        states / f"mil_topk-{mark[:16]}" / "mil_topk.safetensors", signs.update, progress,
-    )  # fmt: skip
-    model.eval()
+    head = [model.head.beta, model.bias]
+    groups = [
+        {"params": base, "lr": s.learning_rate, "weight_decay": s.weight_decay},
+        {"params": head, "lr": s.inducing_learning_rate, "weight_decay": 0.0},
+    ]
+    seconds = train_on_labels("mil_topk", model, groups, data, settings, fabric, states, progress)
 
     @torch.inference_mode()
-    def run(image: Tensor) -> tuple[Tensor, float]:
+    def run(image: Tensor) -> tuple[NDArray[np.float32], float]:
         logits = model.logits(image)
-        return logits[0].cpu(), float(torch.sigmoid(model.bag(logits).double())[0])
-
-    def score(paths: Sequence[Path]) -> Iterator[Scored]:
-        for path in paths:
-            picture = read_picture(path, settings.data.white_level)
-            logits, probability = run(to_input(picture, size)[None].to(fabric.device))
-            yield Scored((picture.shape[0], picture.shape[1]), logits.numpy(), probability)
+        probability = torch.sigmoid(model.bag(logits).double())
+        return logits[0].cpu().numpy(), float(probability[0])
 
     facts = {"top_share": TOP_SHARE, "learning_rate": s.learning_rate}
-    return Fitted(score, signs["seconds"], True, facts, lambda: Pipeline(model, run))
+    return fitted_network(model, run, settings, fabric.device, seconds, True, facts)

@@ -6,14 +6,15 @@ initialization but direct token-anchor similarity", so the difference is our rea
 """
 
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cdgp.bench.methods import Fitted, Pipeline, Scored
-from cdgp.data.images import read_picture, to_input
+from cdgp.bench.methods import Fitted
+from cdgp.bench.methods.common import fitted_network
 from cdgp.data.manifest import WeakSplit
 from cdgp.presets import Settings
 from cdgp.progress import Progress
@@ -26,8 +27,7 @@ from cdgp.training.stages import pretrained
 def fit(data: WeakSplit, settings: Settings, states: Path, progress: Progress) -> Fitted:
     """Choose the anchors; nothing is trained."""
     fabric = new_fabric()
-    size = settings.input_size
-    pictures = Pictures(data.train, size, settings.data.white_level)
+    pictures = Pictures(data.train, settings.input_size, settings.data.white_level)
     encoder = pretrained(settings).eval().to(fabric.device)
     projection = new_projection(encoder, settings).to(fabric.device)
     began = time.monotonic()
@@ -36,17 +36,10 @@ def fit(data: WeakSplit, settings: Settings, states: Path, progress: Progress) -
     Zn, Za = Zn.to(fabric.device), Za.to(fabric.device)
 
     @torch.inference_mode()
-    def run(image: Tensor) -> Tensor:
+    def run(image: Tensor) -> tuple[NDArray[np.float32], float]:
         tokens = projection(encoder(encoder.normalise(image)))
-        scores: Tensor = (tokens @ Za.mT).amax(-1) - (tokens @ Zn.mT).amax(-1)
-        return scores[0].cpu()
-
-    def score(paths: Sequence[Path]) -> Iterator[Scored]:
-        for path in paths:
-            picture = read_picture(path, settings.data.white_level)
-            scores = run(to_input(picture, size)[None].to(fabric.device))
-            native = (picture.shape[0], picture.shape[1])
-            yield Scored(native, scores.numpy(), float(scores.max()))
+        scores = (tokens @ Za.mT).amax(-1) - (tokens @ Zn.mT).amax(-1)
+        return scores[0].cpu().numpy(), float(scores.max())
 
     network = nn.ModuleList([encoder, projection])
-    return Fitted(score, seconds, False, {}, lambda: Pipeline(network, run))
+    return fitted_network(network, run, settings, fabric.device, seconds, False, {})

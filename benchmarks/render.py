@@ -20,9 +20,10 @@ import numpy as np
 from ablation import table as ablation_table
 
 from cdgp.bench.grid import METHODS
+from cdgp.bench.page import render
 from cdgp.bench.plan import read_plan
-from cdgp.bench.run import COSTS, METRICS, ROWS, read_rows
-from cdgp.bench.tables import render
+from cdgp.bench.run import COSTS, ROWS, read_rows
+from cdgp.bench.scoring import METRICS
 
 RESULTS = Path("docs/results")
 PLANS = ("house", "house-full")

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from cdgp.bench import grid
 from cdgp.bench.plan import read_plan
-from cdgp.bench.run import ROWS, plan_cells, read_rows, run_plan
+from cdgp.bench.run import ROWS, only_one, plan_cells, read_rows, run_plan
 from cdgp.cli.main import app
 from cdgp.data.fake_trees import ksdd2_tree
 from cdgp.data.manifest import Manifest
@@ -162,7 +162,12 @@ def run_cli(*arguments: object) -> tuple[int, str]:
         ('["surfaces"]', '["surface"]', 2, "unknown data set 'surface': did you mean 'surfaces'?"),
         ("seeds = [0]", "seeds = []", 2, "seeds: Tuple should have at least 1 item"),
         ("title", "titel", 2, "titel: Extra inputs are not permitted"),
-        ("[64, 64]", "[60, 64]", 2, "each side must be a multiple of 16"),
+        (
+            "[64, 64]",
+            "[60, 64]",
+            2,
+            "plan.toml: datasets.surfaces: settings: input_size 60x64: each side must be",
+        ),
         ("steps = 2, b", "stpes = 2, b", 2, "unknown key 'dual_gp.stpes': did you mean 'steps'?"),
         ("input_size", "layout = 'visa3'\ninput_size", 2, "unknown layout 'visa3'"),
         ("path =", "path = 'a'  #", 3, "a: there is no such folder or file"),
@@ -170,6 +175,8 @@ def run_cli(*arguments: object) -> tuple[int, str]:
         ("path =", "generated = true\n#", 2, "name the layout that is generated"),
         ("path =", "#", 2, "needs either path or generated = true"),
         ("title =", "title", 2, "not a valid TOML file"),
+        ('main = ["surfaces"]', "", 2, "experiments: Dictionary should have at least 1 item"),
+        ('["surfaces"]', '"surfaces"', 2, "experiments.main: Input should be a valid list"),
     ],
 )
 def test_bad_plans_are_told_before_anything_runs(
@@ -204,11 +211,45 @@ def test_missing_packages_and_rows_are_told_before_anything_runs(
     plan = written(tmp_path, surfaces.root, ('"cdgp"]', '"cdgp", "grad_cam"]'))
     code, output = run_cli(plan, "--out", tmp_path / "out", "--reuse", tmp_path / "no.jsonl")
     assert code == 2 and "no.jsonl: there is no such file" in output
-    monkeypatch.setattr("cdgp.bench.plan.find_spec", lambda name: None)
+    monkeypatch.setattr("cdgp.bench.plan.installed", lambda name: False)
     code, output = run_cli(plan, "--out", tmp_path / "out")
     assert code == 2
     assert "benchmarks need statsmodels, matplotlib, grad-cam: pip install" in output
     assert not (tmp_path / "out").exists()
+
+
+def test_one_process_at_a_time(tmp_path: Path, surfaces: Manifest) -> None:
+    plan = written(tmp_path, surfaces.root, (', "cdgp"', ""))
+    with only_one(tmp_path / "out"):
+        code, output = run_cli(plan, "--out", tmp_path / "out", "--quiet")
+    assert code == 1
+    assert "another benchmark is running there" in output
+    assert run_cli(plan, "--out", tmp_path / "out", "--quiet")[0] == 0
+
+
+def test_weights_that_cannot_be_had_are_told_before_anything_runs(
+    tmp_path: Path, surfaces: Manifest
+) -> None:
+    plan = written(tmp_path, surfaces.root)
+    weights = tmp_path / "none.safetensors"
+    code, output = run_cli(plan, "--out", tmp_path / "out", "--weights", weights)
+    assert code == 1
+    assert "none.safetensors" in output
+    assert not (tmp_path / "out" / ROWS).exists()
+
+
+def test_sets_without_masks_are_measured_by_picture(tmp_path: Path) -> None:
+    made = make_dataset(tmp_path / "data", good=24, defective=14)
+    (made.root / "manifest.csv").unlink()
+    shutil.rmtree(made.root / "masks")
+    plan = written(tmp_path, made.root, (', "cdgp"', ""))
+    code, output = run_cli(plan, "--out", tmp_path / "out")
+    assert code == 0, output
+    assert "surfaces/surfaces: no masks, so only the image metrics are defined" in output
+    (row,) = read_rows(tmp_path / "out" / ROWS)
+    assert row["image_auroc"] is not None
+    assert row["pixel_auroc"] is None
+    assert row["notes"] == {}
 
 
 def test_half_a_generated_data_set_is_never_used(
@@ -241,7 +282,7 @@ def test_changed_masks_make_rows_stale(tmp_path: Path) -> None:
         Image.new("1", Image.open(mask).size, 1).save(mask)
     code, output = run_cli(plan, "--out", tmp_path / "out", "--quiet")
     assert code == 1
-    assert "1 rows were made with other settings or pictures" in output
+    assert "1 rows were made with other settings, pictures or masks" in output
 
 
 def test_failed_examples_and_costs_do_not_cost_the_tables(
@@ -326,7 +367,7 @@ def test_a_failed_cell_is_a_row_and_the_rest_goes_on(
     assert rows["static_max"]["status"] == "failed"
     assert rows["static_max"]["reason"] == "TrainingError: the loss is not finite at step 3"
     assert rows["cdgp"]["status"] == "ok"
-    assert "Failed cells" in (tmp_path / "out" / "evidence.md").read_text()
+    assert "## Failed" in (tmp_path / "out" / "evidence.md").read_text()
     monkeypatch.setitem(grid.METHODS, "static_max", method)
     code, output = run_cli(plan, "--out", tmp_path / "out", "--quiet")
     assert code == 0, output
@@ -344,7 +385,7 @@ def test_rows_of_other_settings_are_refused_and_of_the_same_reused(
     monkeypatch.setitem(
         grid.METHODS, "static_max", method._replace(fit=lambda *a: pytest.fail("computed again"))
     )
-    reuse = ["--reuse", tmp_path / "a" / ROWS, "--states", tmp_path / "a" / "states"]
+    reuse = ["--reuse", tmp_path / "a", "--states", tmp_path / "a" / "states"]
     code, output = run_cli(plan, "--out", tmp_path / "b", *reuse)
     assert code == 0, output
     assert "(taken over)" in output
@@ -352,12 +393,12 @@ def test_rows_of_other_settings_are_refused_and_of_the_same_reused(
         {r["method"]: r for r in read_rows(tmp_path / name / ROWS)} for name in ("a", "b")
     )
     taken = second["static_max"].pop("computed_as")
-    assert taken == "static_max default 0"
+    assert taken == "surfaces/surfaces static_max default seed 0"
     assert second["static_max"] == first["static_max"]
     changed = written(tmp_path, surfaces.root, ("batch_size = 2", "batch_size = 3"))
     code, output = run_cli(changed, "--out", tmp_path / "a", "--quiet")
     assert code == 1
-    assert "1 rows were made with other settings or pictures" in output
+    assert "1 rows were made with other settings, pictures or masks" in output
 
 
 def test_a_plan_scores_test_pictures_after_training_without_masks(

@@ -9,12 +9,13 @@ import pytest
 from PIL import Image
 
 from cdgp.bench import protocol
-from cdgp.bench.protocol import digested, metric_mask, overlaps, prepare
+from cdgp.bench.protocol import digested, overlaps, prepare
 from cdgp.data.images import resize_mask
 from cdgp.data.manifest import Manifest, Sample, WeakSample, WeakSplit
 from cdgp.data.splits import hashed
 from cdgp.data.synthetic import make_dataset
 from cdgp.errors import DataError, LeakError
+from cdgp.evaluation import true_mask
 from cdgp.presets import DataSettings
 from cdgp.progress import Quiet
 
@@ -170,14 +171,14 @@ def test_a_defect_that_vanishes_is_told_and_keeps_its_label(tmp_path: Path) -> N
         key: [] for key in ("good_with_marked_mask", "defective_without_mask",
                             "defective_with_empty_mask", "defect_vanishes_at_metric_size")
     }  # fmt: skip
-    native = metric_mask(sample, (640, 240), (640, 240), "x", notes)
+    native = true_mask(sample, (640, 240), (640, 240), "x", notes)
     assert native is not None and native.sum() == 2
-    assert metric_mask(sample, (640, 240), (64, 64), "x", notes) is None
+    assert true_mask(sample, (640, 240), (64, 64), "x", notes) is None
     assert notes["defect_vanishes_at_metric_size"] == ["x"]
     bare = replace(sample, mask=None)
-    assert metric_mask(bare, (640, 240), (64, 64), "y", notes) is None
+    assert true_mask(bare, (640, 240), (64, 64), "y", notes) is None
     assert notes["defective_without_mask"] == ["y"]
-    good = metric_mask(replace(bare, defective=False), (640, 240), (64, 64), "z", notes)
+    good = true_mask(replace(bare, defective=False), (640, 240), (64, 64), "z", notes)
     assert good is not None and good.shape == (64, 64) and not good.any()
 
 

@@ -11,21 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cdgp.bench.formats import Table, TableRow, comma_separated, latex, markdown, marks
 from cdgp.bench.grid import EXPERIMENTS, FULL, GP_FREE, METHODS
+from cdgp.bench.page import render
 from cdgp.bench.plan import Plan, read_plan
-from cdgp.bench.tables import (
-    Evidence,
-    Table,
-    TableRow,
-    all_tables,
-    comma_separated,
-    latex,
-    markdown,
-    marks,
-    published,
-    render,
-    same_protocol,
-)
+from cdgp.bench.published import published, same_protocol
+from cdgp.bench.tables import Evidence, all_tables
 from cdgp.data.datasets import MVTEC_AD2_CATEGORIES
 from cdgp.metrics.statistics import Summary
 from conftest import SHARED
@@ -69,7 +60,7 @@ def test_best_and_second_are_marked_as_they_print() -> None:
     values = (1.0, 0.9996, 0.98, 0.5, None)
     cells = [None if v is None else Summary(v, 0.01, 3) for v in values]
     table = Table("t", "T", ["m", "x"], [TableRow(f"r{i}", [c]) for i, c in enumerate(cells)])
-    assert marks(table) == [["best"], ["best"], ["second"], [""], [""]]
+    assert marks(table, 3) == [["best"], ["best"], ["second"], [""], [""]]
     text = markdown(table, 3)
     assert "| r0 | **100.0 ± 1.0** |" in text
     assert "| r2 | <u>98.0 ± 1.0</u> |" in text
@@ -77,7 +68,7 @@ def test_best_and_second_are_marked_as_they_print() -> None:
     assert r"r2 & $\underline{98.0}_{\pm1.0}$ \\" in latex(table, 3)
     assert "(3 of 4 seeds)" in markdown(table, 4)
     rows = list(csv.DictReader(io.StringIO(comma_separated(table))))
-    assert float(rows[1]["x"]) == 0.9996 and float(rows[1]["x std"]) == 0.01
+    assert float(rows[1]["x"]) == pytest.approx(99.96) and float(rows[1]["x std"]) == 1
     assert rows[4]["x"] == ""
 
 
@@ -99,9 +90,9 @@ def test_paired_contrasts_average_seeds_and_compare_categories(plan: Plan) -> No
     rows += [row("linear_head", "c0", 0, 0.5)]
     (table,) = (t for t in all_tables(plan, rows, []) if t.name.startswith("table_S1-"))
     found = {r.label: r.cells for r in table.rows}
-    difference, interval, p, categories = found["Full CDGP − GP-free / AUPRO@.3"]
+    difference, *ends, p, categories = found["Full CDGP − GP-free / AUPRO@.3"]
     assert difference == f"{100 * gains.mean():+.2f}"
-    low, high = map(float, re.findall(r"[-+][\d.]+", str(interval)))
+    low, high = (float(str(end)) for end in ends)
     assert 100 * gains.min() <= low < 100 * gains.mean() < high <= 100 * gains.max()
     assert (p, categories) == ("0.023", "8")
     assert not any("direct linear" in label for label in found), "no pairs, no statement"
@@ -162,17 +153,17 @@ def test_labels_of_the_print_are_lines_of_the_experiments() -> None:
 
 def test_ours_stand_beside_the_print_only_under_the_same_protocol(plan: Plan) -> None:
     rows = [row("cdgp", c, s, 0.5 + s / 100) for c in MVTEC_AD2_CATEGORIES for s in (0, 1, 2)]
-    text = published(plan, rows)
+    text = published(Evidence(plan, rows))
     assert "| CDGP | 100 ± 0 → 51.0 ± 1.0 | 96.8 ± 0.7 → 51.0 ± 1.0 |" in text
     assert "| PaDiM | 69.9 ± 1.4 → not run |" in text
     assert "| can | 100 ± 0 → 51.0 ± 1.0 |" in text
-    assert "51.0" not in published(plan, rows[3:]), "a category is missing"
+    assert "51.0" not in published(Evidence(plan, rows[3:])), "a category is missing"
     lost = [r if r["category"] != "can" else {**r, "status": "failed"} for r in rows]
-    assert "| CDGP | 100 ± 0 → not run |" in published(plan, lost), "a category failed"
+    assert "| CDGP | 100 ± 0 → not run |" in published(Evidence(plan, lost)), "a category failed"
     for change in ({"preset": "lite"}, {"metric_size": "native"}, {"seeds": (0, 1)},
                    {"settings": {"dual_gp": {"steps": 9}}}):  # fmt: skip
         assert not same_protocol(plan.model_copy(update=change), "mvtec_ad2")
-        other = published(plan.model_copy(update=change), rows)
+        other = published(Evidence(plan.model_copy(update=change), rows))
         assert "51.0" not in other and "96.8 ± 0.7 → not run" in other
     for name in ("paper-ksdd2", "paper-visa", "paper-mvtec-ad2"):
         chosen = read_plan(name)
@@ -182,7 +173,7 @@ def test_ours_stand_beside_the_print_only_under_the_same_protocol(plan: Plan) ->
 def test_a_half_finished_plan_renders(plan: Plan, tmp_path: Path) -> None:
     """What is not there yet is a dash or a missing table, never an error or a zero."""
     rows = [row("cdgp", "can", 0, 0.5), row("grad_cam", "can", 0, 0.4, status="failed", reason="r")]
-    page = render(plan, rows, [], tmp_path).read_text()
+    page = render(plan, rows, [], tmp_path, rows[1:]).read_text()
     assert "| CDGP | 50.0 (1 of 3 seeds) |" in page.replace("**", "")
     assert "| Classifier + Grad-CAM | – |" in page
     assert "- mvtec_ad2/can grad_cam default seed 0: r" in page
@@ -201,10 +192,10 @@ def test_counts_other_than_the_published_are_another_protocol() -> None:
     plan = read_plan("paper-ksdd2")
     whole = {"fit": [1668, 197], "calibration": [417, 49], "test": [894, 110]}
     rows = [row("cdgp", "ksdd2", s, 0.5, dataset="ksdd2", parts=whole) for s in (0, 1, 2)]
-    assert "| CDGP | 97.4 ± 0.2 → 50.0 ± 0.0 |" in published(plan, rows)
+    assert "| CDGP | 97.4 ± 0.2 → 50.0 ± 0.0 |" in published(Evidence(plan, rows))
     for r in rows:
         r["parts"] = whole | {"test": [894, 109]}
-    assert "| CDGP | 97.4 ± 0.2 → not run |" in published(plan, rows)
+    assert "| CDGP | 97.4 ± 0.2 → not run |" in published(Evidence(plan, rows))
 
 
 def test_a_failed_category_is_no_part_of_a_mean(plan: Plan) -> None:
@@ -218,3 +209,26 @@ def test_budgets_beyond_the_pictures_say_so(plan: Plan) -> None:
             for k in (1, 16, None) for s in (0, 1, 2)]  # fmt: skip
     table = next(t for t in all_tables(plan, rows, []) if "S11" in t.name)
     assert [r.label for r in table.rows] == ["1", "2", "4", "8", "16 (only 10 in some)", "Full"]
+
+
+def test_a_result_over_fewer_seeds_is_not_ranked(plan: Plan) -> None:
+    rows = [row("cdgp", "can", 0, 0.95)]
+    rows += [row("grad_cam", "can", s, 0.9) for s in (0, 1, 2)]
+    rows += [row("mil_topk", "can", s, 0.5) for s in (0, 1, 2)]
+    table = next(t for t in all_tables(plan, rows, []) if "1b" in t.name)
+    found = {r.label: m for r, m in zip(table.rows, marks(table, 3), strict=True)}
+    assert found["CDGP"] == [""]
+    assert found["Classifier + Grad-CAM"] == ["best"]
+    assert found["MIL-TopK"] == ["second"]
+
+
+def test_all_settings_are_those_of_the_rows() -> None:
+    """What a benchmark forces is told, and what has no part in a row is not."""
+    smoke = read_plan("smoke")
+    table = next(t for t in all_tables(smoke, [], []) if "S13" in t.name)
+    told = {r.label: r.cells for r in table.rows}
+    assert 'no_separation = "flag"' in told["dual_gp"][0]
+    assert "steps = 2;" in told["dual_gp"][0]
+    assert told["dual_gp"][1] == "all"
+    assert "decision" not in told and "seed" not in told
+    assert len(table.rows) == len(told), "a section that all sets share stands once"

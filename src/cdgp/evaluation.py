@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cdgp.data.images import read_mask
+from cdgp.data.images import read_mask, resize_mask
 from cdgp.data.manifest import Manifest, Sample
 from cdgp.errors import PictureError
 from cdgp.files import write_text
@@ -90,11 +91,7 @@ def evaluate(
     """
     rows: list[ScoredPicture] = []
     store, masks, names = MapFile(), list[NDArray[np.bool_]](), list[str]()
-    notes: dict[str, list[str]] = {
-        "defective_without_mask": [],
-        "defective_with_empty_mask": [],
-        "good_with_marked_mask": [],
-    }
+    notes: dict[str, list[str]] = defaultdict(list)
     with progress.phase("Evaluation", len(samples)) as advance:
         for sample in samples:
             prediction = detector.predict(sample.image)
@@ -110,25 +107,35 @@ def evaluate(
             )
             rows.append(row)
             on_prediction(row, prediction)
-            mask = true_mask(sample, prediction.anomaly_map.shape, name, notes)
+            height, width = prediction.anomaly_map.shape
+            mask = true_mask(sample, (height, width), (height, width), name, notes)
             if mask is not None:
                 store.append(prediction.anomaly_map)
                 masks.append(mask)
                 names.append(name)
             advance()
     metrics = image_metrics(rows, detector) | pixel_metrics(store.maps(), masks, names)
-    if not any(sample.mask for sample in samples):
-        notes["defective_without_mask"].clear()  # no masks at all: that is no oddity of a picture
-    metrics["notes"] = {key: values for key, values in notes.items() if values}
+    metrics["notes"] = odd_pictures(notes, samples)
     return rows, metrics
 
 
 def true_mask(
-    sample: Sample, shape: tuple[int, ...], name: str, notes: dict[str, list[str]]
+    sample: Sample,
+    native: tuple[int, int],
+    size: tuple[int, int],
+    name: str,
+    notes: dict[str, list[str]],
 ) -> NDArray[np.bool_] | None:
-    """(H, W) bool, or None where the picture takes no part in the pixel metrics."""
-    size = (shape[0], shape[1])
-    marked = None if sample.mask is None else read_mask(sample.mask, size)
+    """(H, W) bool, or None where the picture takes no part in the pixel metrics.
+
+    Args:
+        sample: with its mask.
+        native: (height, width) of the picture.
+        size: (height, width) that is scored; where it is another, nearest neighbours are taken.
+        name: of the picture, for the notes.
+        notes: lists of odd pictures, added to.
+    """
+    marked = None if sample.mask is None else read_mask(sample.mask, native)
     if not sample.defective:
         if marked is not None and marked.any():
             notes["good_with_marked_mask"].append(name)
@@ -139,7 +146,18 @@ def true_mask(
     if not marked.any():
         notes["defective_with_empty_mask"].append(name)
         return None
-    return marked
+    scored = resize_mask(marked, size)
+    if not scored.any():
+        notes["defect_vanishes_at_metric_size"].append(name)
+        return None
+    return scored
+
+
+def odd_pictures(notes: dict[str, list[str]], samples: Sequence[Sample]) -> dict[str, list[str]]:
+    """The notes worth telling; that no picture at all has a mask is no oddity of a picture."""
+    if not any(sample.mask for sample in samples):
+        notes = {key: names for key, names in notes.items() if key != "defective_without_mask"}
+    return {key: names for key, names in notes.items() if names}
 
 
 def image_metrics(rows: Sequence[ScoredPicture], detector: Detector) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "processor": _processor(),
-        "cpus": torch.get_num_threads(),
+        "threads": torch.get_num_threads(),
         "libraries": {name: distribution(name).version for name in LIBRARIES},
         "torch": torch.__version__,
     }

@@ -41,9 +41,10 @@ def label_budget(evidence: "Evidence", dataset: str, stem: Path) -> None:
         (left, "pixel_aupro_30", "AUPRO@.3"),
         (right, "pixel_aupro_05", "AUPRO@.05"),
     ):
-        for label, line in (("spatial", SPATIAL), ("final", FULL)):
+        for shift, label, line in ((-0.04, "spatial", SPATIAL), (0.04, "final", FULL)):
             found = [evidence.summary(dataset, line, metric, budget) for budget in budgets]
-            places = [i for i, f in enumerate(found) if f is not None]
+            # A little apart, so that one series does not hide the other.
+            places = [i + shift for i, f in enumerate(found) if f is not None]
             means = [100 * f.mean for f in found if f is not None]
             spread = [100 * (f.std or 0) for f in found if f is not None]
             axis.errorbar(places, means, yerr=spread, label=label, marker="o", capsize=3,
@@ -52,16 +53,23 @@ def label_budget(evidence: "Evidence", dataset: str, stem: Path) -> None:
         axis.set_xlabel("defective training pictures")
         axis.set_ylabel(f"{title} × 100")
         axis.set_title(f"{dataset}: {title}")
+        axis.set_ylim(0, 100)
         axis.grid(alpha=0.3)
-        axis.legend()
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     for ending in (".png", ".svg"):
         _save(figure, stem.with_name(stem.name + ending))
+
+
+QUALITATIVE_SCALES = (
+    "The two means of a row share one scale; every final map has its model's own, from 0 to its "
+    "largest value here. The bars give the values."
+)
 
 
 def qualitative(examples: Sequence[Path], path: Path) -> None:
     """A row a category: picture, truth, normal mean, anomaly mean, final map."""
     titles = ("raw", "ground truth", "normal mean", "anomaly mean", "final CDGP")
-    figure, axes = _figure(len(examples), len(titles), (10, 2.2 * len(examples)))
+    figure, axes = _figure(len(examples), len(titles), (11, 2.2 * len(examples)))
     for row, example in zip(axes, examples, strict=True):
         with np.load(example) as found:
             kept = {key: found[key] for key in found.files}
@@ -69,9 +77,14 @@ def qualitative(examples: Sequence[Path], path: Path) -> None:
         extent = (0, width, height, 0)
         row[0].imshow(kept["picture"], extent=extent)
         row[1].imshow(kept["mask"], cmap="gray", extent=extent, vmin=0, vmax=1)
-        for axis, key in zip(row[2:], ("normal", "anomaly", "final"), strict=True):
-            axis.imshow(kept[key].astype(np.float32), cmap="magma", extent=extent,
-                        interpolation="bilinear")  # fmt: skip
+        means = np.stack([kept["normal"], kept["anomaly"]])
+        scales = [(means.min(), means.max())] * 2 + [(0, max(float(kept["final"].max()), 1e-6))]
+        keys = ("normal", "anomaly", "final")
+        for axis, key, (low, high) in zip(row[2:], keys, scales, strict=True):
+            image = axis.imshow(kept[key].astype(np.float32), cmap="magma", extent=extent,
+                                interpolation="bilinear", vmin=low, vmax=high)  # fmt: skip
+            if key != "normal":
+                figure.colorbar(image, ax=axis, fraction=0.046).ax.tick_params(labelsize=6)
         row[0].set_ylabel(example.stem.replace("-", "\n", 1), fontsize=8)
         for axis in row:
             axis.set_xticks([])

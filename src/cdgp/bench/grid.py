@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from cdgp.bench.methods import Fit, cdgp, classifier, mil_topk, static_max
 from cdgp.data.images import digest
@@ -20,8 +20,8 @@ class Method(NamedTuple):
     """A method under its name in plans and rows."""
 
     title: str
-    supervision: str
-    """Block of the main table: ``image`` labels, or ``normal`` pictures only."""
+    supervision: Literal["normal", "image", "control"]
+    """Block of the main table: normal pictures only, image labels, or a control of the paper."""
     fit: Fit
     uses: tuple[str, ...]
     """The settings that its row depends on."""
@@ -29,6 +29,8 @@ class Method(NamedTuple):
     """On top of the plan's settings."""
     lite: Changes = NOTHING
     """On top of them where the preset is `lite`."""
+    requires: tuple[str, ...] = ()
+    """Distributions that it needs beyond the product's own; named in the extra `bench`."""
     version: int = 1
     """Raised when its code gives other numbers, so that older rows do not count as its own."""
 
@@ -46,7 +48,7 @@ PAPER_READING = {
 METHODS: dict[str, Method] = {
     "grad_cam": Method(
         "Classifier + Grad-CAM", "image", classifier.fit_grad_cam, TRAINED, BALANCED,
-        CLASSIFIER_RATE,
+        CLASSIFIER_RATE, ("grad-cam",),
     ),
     "classifier_cam": Method(
         "Classifier + CAM", "image", classifier.fit_cam, TRAINED, BALANCED, CLASSIFIER_RATE
@@ -77,8 +79,10 @@ class Line(NamedTuple):
     @property
     def setting(self) -> str:
         """The changes as text, ``default`` where there are none."""
-        pairs = [f"{key}={_short(value)}" for section in self.changes.values()
-                 for key, value in section.items()]  # fmt: skip
+        pairs = [
+            f"{section}.{key}={_short(value)}"
+            for section, values in self.changes.items() for key, value in values.items()
+        ]  # fmt: skip
         return ",".join(pairs) or "default"
 
 
@@ -158,7 +162,7 @@ class Cell(NamedTuple):
     settings: Settings
 
     @property
-    def label(self) -> tuple[str, str, str, str, int, int | None]:
+    def identity(self) -> tuple[str, str, str, str, int, int | None]:
         """What names the row in tables."""
         return (
             self.dataset, self.category, self.line.method, self.line.setting, self.seed, self.budget
@@ -219,5 +223,5 @@ def line_settings(
 
 
 def distinct(cells: Iterator[Cell]) -> list[Cell]:
-    """The cells, each label once."""
-    return list({cell.label: cell for cell in cells}.values())
+    """The cells, each once."""
+    return list({cell.identity: cell for cell in cells}.values())

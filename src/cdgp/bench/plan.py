@@ -2,18 +2,18 @@
 
 import os
 import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from cdgp.bench.grid import EXPERIMENTS, METHODS
+from cdgp.bench.grid import EXPERIMENTS, METHODS, Line, line_settings
 from cdgp.bench.protocol import BUDGETS
 from cdgp.data.datasets import LAYOUTS
 from cdgp.errors import SettingsError
-from cdgp.presets import PresetName, nearest
+from cdgp.presets import PresetName, merged, nearest
 
 
 class _Section(BaseModel):
@@ -52,7 +52,7 @@ class Plan(_Section):
     settings: dict[str, Any] = Field(default_factory=dict)
     """On top of the preset."""
     datasets: Annotated[dict[str, DatasetPlan], Field(min_length=1)]
-    experiments: dict[str, tuple[str, ...]]
+    experiments: Annotated[dict[str, tuple[str, ...]], Field(min_length=1)]
     """Data sets by experiment."""
 
 
@@ -79,7 +79,10 @@ def read_plan(name: str) -> Plan:
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{name}: not a valid TOML file: {error}") from error
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors()]
+        problems = [
+            f"{'.'.join(map(str, p['loc']))}: {p['msg'].replace('tuple', 'list')}"
+            for p in error.errors()
+        ]
         raise SettingsError(f"{name}: " + "; ".join(problems)) from None
     _check_names(plan, name)
     return plan
@@ -112,6 +115,13 @@ def _check_names(plan: Plan, source: str) -> None:
     for name, dataset in plan.datasets.items():
         if bool(dataset.path) == dataset.generated:
             raise SettingsError(f"{source}: datasets.{name} needs either path or generated = true")
+        try:
+            for method in plan.methods:
+                changes = merged(plan.settings, dataset.settings)
+                size = dataset.input_size
+                line_settings(Line("", method), plan.preset, plan.seeds[0], size, changes)
+        except SettingsError as error:
+            raise SettingsError(f"{source}: datasets.{name}: {error}") from error
         if dataset.generated and dataset.layout == "folder":
             raise SettingsError(f"{source}: datasets.{name}: name the layout that is generated")
 
@@ -122,15 +132,23 @@ def require_packages(plan: Plan) -> None:
     Raises:
         SettingsError: packages that are not installed.
     """
-    wanted = {"statsmodels": "statsmodels", "matplotlib": "matplotlib"}
-    if "grad_cam" in plan.methods:
-        wanted["pytorch_grad_cam"] = "grad-cam"
-    missing = [name for module, name in wanted.items() if find_spec(module) is None]
+    wanted = ["statsmodels", "matplotlib"]
+    wanted += [name for method in plan.methods for name in METHODS[method].requires]
+    missing = [name for name in wanted if not installed(name)]
     if missing:
         raise SettingsError(
             f"benchmarks need {', '.join(missing)}: pip install 'cdgp[bench]', or in a clone "
             "pip install -e '.[bench]'"
         )
+
+
+def installed(name: str) -> bool:
+    """Whether a distribution is there."""
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def dataset_path(name: str, dataset: DatasetPlan) -> Path:

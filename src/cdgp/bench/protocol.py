@@ -6,16 +6,13 @@ Adapters receive a ``WeakSplit`` and, once trained, the paths of the test pictur
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from cdgp.data.images import digest, read_mask, resize_mask
+from cdgp.data.images import digest
 from cdgp.data.manifest import Manifest, Sample, WeakSplit
 from cdgp.data.splits import audit, hashed, split
 from cdgp.errors import DataError, LeakError
@@ -25,6 +22,15 @@ from cdgp.progress import Progress
 
 BUDGETS = (1, 2, 4, 8, 16)
 """The paper's numbers of defective training pictures, besides all of them."""
+
+
+class Key(NamedTuple):
+    """What a prepared split is found by."""
+
+    dataset: str
+    category: str
+    seed: int
+    budget: int | None
 
 
 @dataclass(frozen=True)
@@ -218,38 +224,3 @@ def digested(manifest: Manifest, data: DataSettings, cache: Path, progress: Prog
         for s, entry in zip(manifest.samples, entries, strict=True)
     ]
     return replace(manifest, samples=tuple(samples))
-
-
-def metric_mask(
-    sample: Sample,
-    native: tuple[int, int],
-    size: tuple[int, int],
-    name: str,
-    notes: Mapping[str, list[str]],
-) -> NDArray[np.bool_] | None:
-    """The true mask (H, W) bool at the size that is scored, or None where the picture has none.
-
-    Args:
-        sample: with its mask.
-        native: (height, width) of the picture.
-        size: (height, width) of the map; where it is another, the mask is resized by nearest
-            neighbour.
-        name: of the picture, for the notes.
-        notes: lists that names of odd pictures are added to.
-    """
-    marked = None if sample.mask is None else read_mask(sample.mask, native)
-    if not sample.defective:
-        if marked is not None and marked.any():
-            notes["good_with_marked_mask"].append(name)
-        return np.broadcast_to(np.False_, size)
-    if marked is None:
-        notes["defective_without_mask"].append(name)
-        return None
-    if not marked.any():
-        notes["defective_with_empty_mask"].append(name)
-        return None
-    resized = resize_mask(marked, size)
-    if not resized.any():
-        notes["defect_vanishes_at_metric_size"].append(name)
-        return None
-    return resized

@@ -6,15 +6,18 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from filelock import FileLock, Timeout
 
 from cdgp.bench.complexity import machine, measured
 from cdgp.bench.grid import METHODS, Cell, Line, budgets_of, distinct, line_settings, lines_of
 from cdgp.bench.plan import DatasetPlan, Plan, dataset_path
-from cdgp.bench.protocol import Prepared, digested, prepare
+from cdgp.bench.protocol import Key, Prepared, digested, prepare
 from cdgp.bench.qualitative import example_path, has_mark, save_example
-from cdgp.bench.scoring import METRICS, Row, score_test
+from cdgp.bench.scoring import METRICS, Row, cell_name, score_test
 from cdgp.data.datasets import LAYOUTS, against_published
 from cdgp.data.fake_trees import generate
 from cdgp.data.manifest import Manifest
@@ -22,6 +25,7 @@ from cdgp.errors import CdgpError, DataError, OutputError
 from cdgp.files import write_text
 from cdgp.presets import merged, settings
 from cdgp.progress import Progress
+from cdgp.training.stages import pretrained
 
 HASHES = ("config_sha256", "manifest_sha256", "masks_sha256", "metric_size")
 """Rows that agree in these hold the same numbers."""
@@ -64,36 +68,66 @@ def run_plan(
         DataError: pictures that cannot be used, before anything is trained.
         OutputError: the rows in ``out`` were made with other settings or pictures.
     """
+    with only_one(out):
+        return _run_plan(plan, out, states, reuse, progress, say)
+
+
+@contextmanager
+def only_one(out: Path) -> Iterator[None]:
+    """Holds the folder for this process.
+
+    Raises:
+        OutputError: another one has it, or it cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with FileLock(out / ".lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise OutputError(
+            f"{out}: another benchmark is running there; wait for it, or choose another --out and "
+            f"share --states"
+        ) from error
+
+
+def _run_plan(
+    plan: Plan, out: Path, states: Path, reuse: Sequence[Path], progress: Progress, say: Say
+) -> Outcome:
+    for dataset in plan.datasets.values():
+        changes = merged(plan.settings, dataset.settings)
+        line = Line("", plan.methods[0])
+        # Weights that cannot be had are told now, not in every cell.
+        pretrained(line_settings(line, plan.preset, 0, dataset.input_size, changes))
     prepared = prepare_all(plan, out, progress, say)
     cells = plan_cells(plan, {key[:2] for key in prepared})
     rows = read_rows(out / ROWS)
     refuse_stale(out / ROWS, rows, cells, prepared, plan)
-    by_label = {label_of(row): row for row in rows}
-    known = [r for path in reuse for r in filled(read_rows(path))] + rows
+    rows_by_name = {identity_of(row): row for row in rows}
+    known = [row for path in reuse for row in read_rows(path)] + rows
     by_hash = {hash_of(row): row for row in known if row["status"] == "ok"}
-    todo = [c for c in cells if by_label.get(c.label, {}).get("status") != "ok"]
+    todo = [c for c in cells if rows_by_name.get(c.identity, {}).get("status") != "ok"]
     started = time.monotonic()
     with progress.phase("Benchmark", len(cells), len(cells) - len(todo)) as advance:
         for number, cell in enumerate(todo, start=1):
-            of_cell = prepared[cell.dataset, cell.category, cell.seed, cell.budget]
+            of_cell = prepared[key_of(cell)]
             wanted = wanted_hash(cell, of_cell, plan)
             same = by_hash.get(wanted)
             began = time.monotonic()
-            row = labels(cell, plan) | of_cell.facts()
+            row = identity(cell, plan) | of_cell.facts()
             if same is not None:
-                row = same | row | {"computed_as": same.get("computed_as") or told_label(same)}
+                row = same | row | {"computed_as": same.get("computed_as") or cell_name(same)}
             else:
                 row |= computed(cell, of_cell, plan, states / cell.dataset, progress)
             row |= dict(zip(HASHES, wanted, strict=True))
-            by_label[cell.label] = row
+            rows_by_name[cell.identity] = row
             if row["status"] == "ok":
                 by_hash[wanted] = row
-            write_rows(out / ROWS, by_label.values())
+            write_rows(out / ROWS, rows_by_name.values())
             left = (time.monotonic() - started) / number * (len(todo) - number)
             place = f"[{len(cells) - len(todo) + number}/{len(cells)}, {left / 60:.0f} min left]"
             say(f"{place} {finished_line(row, time.monotonic() - began)}")
             advance(f"{cell.dataset} {cell.line.method}")
-    done = [by_label[cell.label] for cell in cells]
+    done = [rows_by_name[cell.identity] for cell in cells]
     failed = [row for row in done if row["status"] != "ok"]
     failed += save_examples(plan, prepared, out, states, progress)
     costs = measure_costs(plan, prepared, out, states, say)
@@ -101,11 +135,9 @@ def run_plan(
     return Outcome(done, [row for row in costs if row["status"] == "ok"], failed)
 
 
-def prepare_all(
-    plan: Plan, out: Path, progress: Progress, say: Say
-) -> dict[tuple[str, str, int, int | None], Prepared]:
+def prepare_all(plan: Plan, out: Path, progress: Progress, say: Say) -> dict[Key, Prepared]:
     """Read, hash, split, audit and record every category; all that is wrong is told at once."""
-    found: dict[tuple[str, str, int, int | None], Prepared] = {}
+    found: dict[Key, Prepared] = {}
     problems: list[str] = []
     for name, dataset in plan.datasets.items():
         changes = merged(plan.settings, dataset.settings)
@@ -128,7 +160,7 @@ def prepare_all(
                     for budget in sorted(budgets, key=lambda b: b or 0):
                         part = prepare(name, category, pictures, chosen, seed, budget)
                         part.record(out / "manifests")
-                        found[name, category, seed, budget] = part
+                        found[Key(name, category, seed, budget)] = part
                 tell_masks(pictures, f"{name}/{category}", say)
             except DataError as error:
                 problems.append(str(error))
@@ -168,7 +200,9 @@ def tell_masks(pictures: Manifest, name: str, say: Say) -> None:
     """Say how many defective pictures have a mask, where some have none."""
     defective = [s for s in pictures.samples if s.defective]
     masked = sum(s.mask is not None for s in defective)
-    if masked < len(defective):
+    if not masked:
+        say(f"{name}: no masks, so only the image metrics are defined")
+    elif masked < len(defective):
         say(f"{name}: {masked} of {len(defective)} defective pictures have a mask; pixel metrics "
             "use those")  # fmt: skip
 
@@ -207,7 +241,7 @@ def computed(cell: Cell, prepared: Prepared, plan: Plan, states: Path, progress:
         began = time.monotonic()
         scored = score_test(fitted, prepared.manifest, size, details)
     except Exception as error:
-        return failure(error, cell.label)
+        return failure(error, cell.identity)
     return {
         "status": "ok",
         **scored,
@@ -231,7 +265,7 @@ def failure(error: Exception, label: object) -> Row:
 
 def save_examples(
     plan: Plan,
-    prepared: Mapping[tuple[str, str, int, int | None], Prepared],
+    prepared: Mapping[Key, Prepared],
     out: Path,
     states: Path,
     progress: Progress,
@@ -250,13 +284,15 @@ def save_examples(
                 save_example(path, part, cell.settings, states / name, progress, mark)
         except Exception as error:
             label = ("qualitative", name, category)
-            failed.append({**labels(cell, plan), "method": "qualitative", **failure(error, label)})
+            failed.append(
+                {**identity(cell, plan), "method": "qualitative", **failure(error, label)}
+            )
     return failed
 
 
 def measure_costs(
     plan: Plan,
-    prepared: Mapping[tuple[str, str, int, int | None], Prepared],
+    prepared: Mapping[Key, Prepared],
     out: Path,
     states: Path,
     say: Say,
@@ -265,12 +301,12 @@ def measure_costs(
     known = {cost_key(r): r for r in read_rows(out / COSTS) if r["status"] == "ok"}
     rows = []
     for name in plan.experiments.get("complexity", ()):
-        part = next(p for key, p in prepared.items()
-                    if key[0] == name and key[2] == plan.seeds[0] and key[3] is None)  # fmt: skip
+        first = next(key for key in prepared if key.dataset == name)
+        part = prepared[first._replace(seed=plan.seeds[0], budget=None)]
         for line in lines_of("main", plan.methods):
             cell = _plain_cell(plan, part, line)
             row = {
-                **labels(cell, plan),
+                **identity(cell, plan),
                 "config_sha256": cell.config_sha256,
                 "machine": machine(),
             }
@@ -303,7 +339,7 @@ def _plain_cell(plan: Plan, part: Prepared, line: Line) -> Cell:
     return Cell(part.dataset, part.category, line, part.seed, None, chosen)
 
 
-def labels(cell: Cell, plan: Plan) -> Row:
+def identity(cell: Cell, plan: Plan) -> Row:
     """What names a row, in every table."""
     return {
         "dataset": cell.dataset,
@@ -317,12 +353,13 @@ def labels(cell: Cell, plan: Plan) -> Row:
     }
 
 
-def label_of(row: Row) -> tuple[Any, ...]:
+def identity_of(row: Row) -> tuple[Any, ...]:
     return tuple(row[k] for k in ("dataset", "category", "method", "setting", "seed", "budget"))
 
 
-def told_label(row: Row) -> str:
-    return " ".join(str(part) for part in label_of(row)[2:5])
+def key_of(cell: Cell) -> Key:
+    """The split that a cell runs on."""
+    return Key(cell.dataset, cell.category, cell.seed, cell.budget)
 
 
 def hash_of(row: Row) -> tuple[str, ...]:
@@ -336,34 +373,33 @@ def wanted_hash(cell: Cell, prepared: Prepared, plan: Plan) -> tuple[str, ...]:
     return cell.config_sha256, pictures, prepared.masks_sha256, plan.metric_size
 
 
-def filled(rows: Sequence[Row]) -> list[Row]:
-    """Rows of earlier versions with the fields that they lack."""
-    return [{"status": "ok", "budget": None, "masks_sha256": "", **row} for row in rows]
-
-
 def refuse_stale(
     path: Path,
     rows: Sequence[Row],
     cells: Sequence[Cell],
-    prepared: Mapping[tuple[str, str, int, int | None], Prepared],
+    prepared: Mapping[Key, Prepared],
     plan: Plan,
 ) -> None:
     """Rows under a cell's name that were made with something else are never mixed in."""
-    by_label = {label_of(row): row for row in rows if row["status"] == "ok"}
-    stale = 0
+    rows_by_name = {identity_of(row): row for row in rows if row["status"] == "ok"}
+    stale = []
     for cell in cells:
-        row = by_label.get(cell.label)
-        part = prepared[cell.dataset, cell.category, cell.seed, cell.budget]
-        stale += row is not None and hash_of(row) != wanted_hash(cell, part, plan)
+        row = rows_by_name.get(cell.identity)
+        wanted = wanted_hash(cell, prepared[key_of(cell)], plan)
+        if row is not None and hash_of(row) != wanted:
+            changed = [k for k, a, b in zip(HASHES, hash_of(row), wanted, strict=True) if a != b]
+            stale.append(f"{cell_name(row)} (another {', '.join(changed)})")
     if stale:
+        out = path.parent
         raise OutputError(
-            f"{path}: {stale} rows were made with other settings or pictures; choose another "
-            "--out, or remove the file to compute them again"
+            f"{path}: {len(stale)} rows were made with other settings, pictures or masks, first "
+            f"{stale[0]}. Keep them and go on elsewhere, where what still fits is taken over: "
+            f"--out NEW --reuse {path} --states {out / 'states'}"
         )
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file, none where it is missing.
+    """The rows of a file, none where it is missing; of earlier versions too.
 
     Raises:
         OutputError: a line is not JSON.
@@ -371,9 +407,11 @@ def read_rows(path: Path) -> list[Row]:
     if not path.exists():
         return []
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except ValueError as error:
         raise OutputError(f"{path}: damaged: {error}") from error
+    missing = dict.fromkeys(HASHES, "")
+    return [{"status": "ok", "budget": None, **missing, **row} for row in rows]
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
@@ -383,13 +421,10 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 def finished_line(row: Row, seconds: float) -> str:
     """One line about a finished cell."""
-    name = " ".join(str(part) for part in label_of(row)[:5])
-    if row["budget"] is not None:
-        name += f" k={row['budget']}"
     if row["status"] != "ok":
-        return f"{name}: FAILED: {row['reason']}"
+        return f"{cell_name(row)}: FAILED: {row['reason']}"
     values = " ".join(
         f"{key} {'–' if row[key] is None else f'{100 * row[key]:.1f}'}" for key in METRICS
     )
     how = "taken over" if "computed_as" in row else f"{seconds:.0f} s"
-    return f"{name}: {values} ({how})"
+    return f"{cell_name(row)}: {values} ({how})"

@@ -1,21 +1,26 @@
 """Scores of the test part to metrics; the one place of the benchmark that opens masks."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from cdgp.bench.methods import Fitted
-from cdgp.bench.protocol import metric_mask
 from cdgp.data.manifest import Manifest
-from cdgp.evaluation import MapFile, pixel_metrics
+from cdgp.evaluation import MapFile, odd_pictures, pixel_metrics, true_mask
 from cdgp.inference import resized
 from cdgp.metrics.ranking import image_auroc
 from cdgp.metrics.reliability import expected_calibration_error
 
 METRICS = ("image_auroc", "pixel_auroc", "pixel_aupro_30", "pixel_aupro_05")
 Row = dict[str, Any]
+
+
+def cell_name(row: Mapping[str, Any]) -> str:
+    """A row in words."""
+    name = f"{row['dataset']}/{row['category']} {row['method']} {row['setting']} seed {row['seed']}"
+    return name if row["budget"] is None else f"{name} k={row['budget']}"
 
 
 def score_test(
@@ -37,7 +42,7 @@ def score_test(
         image_scores.append(scored.image_score)
         name = manifest.name(sample.image)
         target = size or scored.size
-        mask = metric_mask(sample, scored.size, target, name, notes)
+        mask = true_mask(sample, scored.size, target, name, notes)
         if mask is None:
             continue
         stores["final"].append(resized(scored.anomaly_map, target))
@@ -63,7 +68,7 @@ def score_test(
             branch: kind_metrics(store.maps(), masks, names, kinds)
             for branch, store in stores.items()
         }
-    row["notes"] = dict(notes)
+    row["notes"] = odd_pictures(notes, samples)
     return row
 
 

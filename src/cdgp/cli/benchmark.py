@@ -20,10 +20,16 @@ def benchmark(
         Path | None, typer.Option(help="Folder of trained stages; OUT/states.")
     ] = None,
     reuse: Annotated[
-        list[Path] | None, typer.Option(help="Rows of another run, taken where they fit.")
+        list[Path] | None,
+        typer.Option(help="Folder or rows of another run, taken over where they fit."),
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Backbone weights, a .safetensors file; the preset's own.")
     ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="Name the ready plans.")] = False,
-    quiet: Annotated[bool, typer.Option(help="No progress bars.")] = False,
+    quiet: Annotated[
+        bool, typer.Option(help="Nothing but errors and where the results are.")
+    ] = False,
 ) -> None:
     """Run methods, controls and sweeps over data sets; render the tables and figures.
 
@@ -38,8 +44,12 @@ def benchmark(
 
       cdgp benchmark my_plan.toml
     """
+    from cdgp.bench.page import render
     from cdgp.bench.plan import read_plan, ready_plans, require_packages
+    from cdgp.bench.run import ROWS, run_plan
+    from cdgp.bench.scoring import cell_name
     from cdgp.errors import SettingsError
+    from cdgp.presets import merged
 
     if show_list or not plan:
         for name in ready_plans():
@@ -49,22 +59,23 @@ def benchmark(
         return
     chosen = read_plan(plan)
     require_packages(chosen)
-    for path in reuse or []:
+    if weights is not None:
+        changes = merged(chosen.settings, {"backbone": {"weights": str(weights)}})
+        chosen = chosen.model_copy(update={"settings": changes})
+    known = [path / ROWS if path.is_dir() else path for path in reuse or []]
+    for path in known:
         if not path.is_file():
             raise SettingsError(f"--reuse {path}: there is no such file")
-    from cdgp.bench.run import run_plan
-    from cdgp.bench.tables import render
 
     folder = out_folder or Path("runs") / chosen.name
     outcome = run_plan(
-        chosen, folder, states or folder / "states", reuse or [], bars(quiet),
+        chosen, folder, states or folder / "states", known, bars(quiet),
         say if not quiet else lambda line: None,
     )  # fmt: skip
-    page = render(chosen, outcome.rows, outcome.costs, folder)
+    page = render(chosen, outcome.rows, outcome.costs, folder, outcome.failed)
     say(f"tables and figures: {page}")
     for row in outcome.failed:
-        warn(f"failed: {row['dataset']}/{row['category']} {row['method']} {row['setting']} seed "
-             f"{row['seed']}: {row['reason']}", error=True)  # fmt: skip
+        warn(f"failed: {cell_name(row)}: {row['reason']}", error=True)
     if outcome.failed:
         warn(f"{len(outcome.failed)} cells failed; the same command tries them again", error=True)
         raise typer.Exit(1)

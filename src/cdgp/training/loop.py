@@ -110,24 +110,26 @@ def run_stage(
                 saved = time.monotonic()
     seconds = before + time.monotonic() - began if first < steps else before
     if state and first < steps:
-        save_state(state, module, optimizer, steps, fingerprint, seconds)
+        save_state(state, module, None, steps, fingerprint, seconds)
     log({"stage": name, "seconds": round(seconds, 1)})
 
 
 def save_state(
     path: Path,
     module: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     step: int,
     fingerprint: str,
     seconds: float,
 ) -> None:
     """Weights, optimiser moments, step and seconds so far in one safetensors file, written whole.
 
-    Random numbers are functions of seed and step, so the step is all the random state there is.
+    A finished stage needs no moments, and takes a third of the room without them. Random numbers
+    are functions of seed and step, so the step is all the random state there is.
     """
     tensors = {f"module.{key}": value for key, value in module.state_dict().items()}
-    for index, moments in optimizer.state_dict()["state"].items():
+    unfinished = optimizer.state_dict()["state"] if optimizer else {}
+    for index, moments in unfinished.items():
         for key, value in moments.items():
             tensors[f"optimizer.{index}.{key}"] = torch.as_tensor(value)
     metadata = {"step": str(step), "fingerprint": fingerprint, "seconds": str(seconds)}

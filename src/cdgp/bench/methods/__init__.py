@@ -1,6 +1,8 @@
 """One adapter a method: weakly labelled pictures in, a scorer out.
 
-A new method is one file with a ``fit`` of the type ``Fit``, and one line in ``grid.METHODS``.
+A new method is a file here with a ``fit`` of the type ``Fit`` and a line in ``grid.METHODS``; what
+it needs beyond the product's own packages is named there and in the extra `bench`, and imported
+inside ``fit``. A method that learns from good pictures alone leaves the others out itself.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,10 +53,15 @@ class Fitted:
     probability: bool
     """Whether the image score is meant as a probability."""
     facts: dict[str, Any]
-    """What the row should say besides: flags, settings of the method's own."""
+    """What the row should say besides: settings of the method's own; ``separated``: False where
+    training has found no difference between the labels, which the tables tell."""
     pipeline: Callable[[], Pipeline]
     """The trained network, for its cost."""
 
 
 Fit = Callable[[WeakSplit, Settings, Path, Progress], Fitted]
-"""Pictures to train on, settings, folder for resumable state, progress."""
+"""Pictures to train on, settings, folder for resumable state, progress.
+
+Called again with the same arguments it loads what it has trained. State lies under names that hold
+the digest of all that decides it (``training.stages.fingerprint``), and is never a pickle.
+"""

@@ -66,7 +66,7 @@ def headline(rows: Sequence[dict]) -> str:
     """Mean ± sample standard deviation (x 100) over seeds, a line a set and method."""
     grouped: dict[tuple[str, str], list[dict]] = defaultdict(list)
     for row in rows:
-        if row["status"] == "ok":
+        if row["status"] == "ok" and METHODS[row["method"]].supervision != "control":
             grouped[row["dataset"], row["method"]].append(row)
     lines = [
         "| set | method | seeds | AUROC-I | AUROC-P | AUPRO@.3 | AUPRO@.05 | ECE | s |",

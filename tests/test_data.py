@@ -610,7 +610,7 @@ def test_synthetic_set_is_what_it_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_planted_defects(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    picture = synthetic._surface((80, 64), rng)
+    picture = synthetic.make_surface((80, 64), rng)
     before = picture.copy()
     planted, mask = synthetic.plant_defect(picture, rng)
     np.testing.assert_array_equal(picture, before)

@@ -1,5 +1,6 @@
 """The paper's figures from rows and kept examples."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,10 +44,12 @@ def label_budget(evidence: "Evidence", dataset: str, stem: Path) -> None:
     ):
         for shift, label, line in ((-0.04, "spatial", SPATIAL), (0.04, "final", FULL)):
             found = [evidence.summary(dataset, line, metric, budget) for budget in budgets]
+            # A budget whose seeds are not all there is no result yet, and leaves a gap.
+            whole = [f if f and f.seeds == len(evidence.plan.seeds) else None for f in found]
             # A little apart, so that one series does not hide the other.
-            places = [i + shift for i, f in enumerate(found) if f is not None]
-            means = [100 * f.mean for f in found if f is not None]
-            spread = [100 * (f.std or 0) for f in found if f is not None]
+            places = [i + shift for i in range(len(budgets))]
+            means = [100 * f.mean if f else math.nan for f in whole]
+            spread = [100 * (f.std or 0) if f else math.nan for f in whole]
             axis.errorbar(places, means, yerr=spread, label=label, marker="o", capsize=3,
                           color=COLOURS[label])  # fmt: skip
         axis.set_xticks(range(len(names)), names)

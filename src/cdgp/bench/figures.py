@@ -56,6 +56,7 @@ def label_budget(evidence: "Evidence", dataset: str, stem: Path) -> None:
         axis.set_xlabel("defective training pictures")
         axis.set_ylabel(f"{title} × 100")
         axis.set_title(f"{dataset}: {title}")
+        axis.set_xlim(-0.3, len(budgets) - 0.7)
         axis.set_ylim(0, 100)
         axis.grid(alpha=0.3)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)

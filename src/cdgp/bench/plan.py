@@ -13,7 +13,7 @@ from cdgp.bench.grid import EXPERIMENTS, METHODS, Line, line_settings
 from cdgp.bench.protocol import BUDGETS
 from cdgp.data.datasets import LAYOUTS
 from cdgp.errors import SettingsError
-from cdgp.presets import PresetName, merged, nearest
+from cdgp.presets import PresetName, Settings, merged, nearest
 
 
 class _Section(BaseModel):
@@ -54,6 +54,12 @@ class Plan(_Section):
     datasets: Annotated[dict[str, DatasetPlan], Field(min_length=1)]
     experiments: Annotated[dict[str, tuple[str, ...]], Field(min_length=1)]
     """Data sets by experiment."""
+
+    def settings_of(self, name: str, line: Line, seed: int) -> Settings:
+        """All settings of a line on one of the data sets."""
+        dataset = self.datasets[name]
+        changes = merged(self.settings, dataset.settings)
+        return line_settings(line, self.preset, seed, dataset.input_size, changes)
 
 
 def read_plan(name: str) -> Plan:
@@ -117,9 +123,7 @@ def _check_names(plan: Plan, source: str) -> None:
             raise SettingsError(f"{source}: datasets.{name} needs either path or generated = true")
         try:
             for method in plan.methods:
-                changes = merged(plan.settings, dataset.settings)
-                size = dataset.input_size
-                line_settings(Line("", method), plan.preset, plan.seeds[0], size, changes)
+                plan.settings_of(name, Line("", method), plan.seeds[0])
         except SettingsError as error:
             raise SettingsError(f"{source}: datasets.{name}: {error}") from error
         if dataset.generated and dataset.layout == "folder":

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from cdgp.bench.methods import cdgp
 from cdgp.bench.protocol import Prepared
-from cdgp.data.images import read_mask, read_picture
+from cdgp.data.images import picture_size, read_mask, read_picture
 from cdgp.data.manifest import Sample
 from cdgp.files import written_whole
 from cdgp.presets import Settings
@@ -35,19 +35,18 @@ def chosen_example(prepared: Prepared, white_level: int) -> Example | None:
     shares = []
     for sample in prepared.manifest.of("test"):
         if sample.defective and sample.mask is not None:
-            share = float(_with_mask(sample, white_level).mask.mean())
+            share = float(_mask(sample).mean())
             if share > 0:
                 shares.append((share, prepared.manifest.name(sample.image), sample))
     if not shares:
         return None
     _, _, sample = sorted(shares, key=lambda s: s[:2])[(len(shares) - 1) // 2]
-    return _with_mask(sample, white_level)
+    return Example(sample, read_picture(sample.image, white_level), _mask(sample))
 
 
-def _with_mask(sample: Sample, white_level: int) -> Example:
+def _mask(sample: Sample) -> NDArray[np.bool_]:
     assert sample.mask is not None
-    picture = read_picture(sample.image, white_level)
-    return Example(sample, picture, read_mask(sample.mask, (picture.shape[0], picture.shape[1])))
+    return read_mask(sample.mask, picture_size(sample.image))
 
 
 def example_path(out: Path, dataset: str, category: str) -> Path:

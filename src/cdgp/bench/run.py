@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from cdgp.bench.complexity import machine, measured
-from cdgp.bench.grid import METHODS, Cell, Line, budgets_of, distinct, line_settings, lines_of
+from cdgp.bench.grid import METHODS, Cell, Line, budgets_of, distinct, lines_of
 from cdgp.bench.plan import DatasetPlan, Plan, dataset_path
 from cdgp.bench.protocol import Key, Prepared, digested, prepare
 from cdgp.bench.qualitative import example_path, has_mark, save_example
@@ -23,7 +23,6 @@ from cdgp.data.fake_trees import generate
 from cdgp.data.manifest import Manifest
 from cdgp.errors import CdgpError, DataError, OutputError
 from cdgp.files import write_text
-from cdgp.presets import merged, settings
 from cdgp.progress import Progress
 from cdgp.training.stages import pretrained
 
@@ -93,15 +92,14 @@ def only_one(out: Path) -> Iterator[None]:
 def _run_plan(
     plan: Plan, out: Path, states: Path, reuse: Sequence[Path], progress: Progress, say: Say
 ) -> Outcome:
-    for dataset in plan.datasets.values():
-        changes = merged(plan.settings, dataset.settings)
-        line = Line("", plan.methods[0])
+    for name in plan.datasets:
         # Weights that cannot be had are told now, not in every cell.
-        pretrained(line_settings(line, plan.preset, 0, dataset.input_size, changes))
+        pretrained(plan.settings_of(name, Line("", plan.methods[0]), 0))
     prepared = prepare_all(plan, out, progress, say)
     cells = plan_cells(plan, {key[:2] for key in prepared})
     rows = read_rows(out / ROWS)
-    refuse_stale(out / ROWS, rows, cells, prepared, plan)
+    hashes = {cell.identity: wanted_hash(cell, prepared[key_of(cell)], plan) for cell in cells}
+    refuse_stale(out / ROWS, rows, hashes)
     rows_by_name = {identity_of(row): row for row in rows}
     known = [row for path in reuse for row in read_rows(path)] + rows
     by_hash = {hash_of(row): row for row in known if row["status"] == "ok"}
@@ -110,7 +108,7 @@ def _run_plan(
     with progress.phase("Benchmark", len(cells), len(cells) - len(todo)) as advance:
         for number, cell in enumerate(todo, start=1):
             of_cell = prepared[key_of(cell)]
-            wanted = wanted_hash(cell, of_cell, plan)
+            wanted = hashes[cell.identity]
             same = by_hash.get(wanted)
             began = time.monotonic()
             row = identity(cell, plan) | of_cell.facts()
@@ -140,8 +138,7 @@ def prepare_all(plan: Plan, out: Path, progress: Progress, say: Say) -> dict[Key
     found: dict[Key, Prepared] = {}
     problems: list[str] = []
     for name, dataset in plan.datasets.items():
-        changes = merged(plan.settings, dataset.settings)
-        chosen = settings(plan.preset, input_size=dataset.input_size, **changes).data
+        chosen = plan.settings_of(name, Line(""), 0).data
         try:
             categories = load_categories(name, dataset, out, say)
         except DataError as error:
@@ -212,16 +209,13 @@ def plan_cells(plan: Plan, categories: set[tuple[str, str]]) -> list[Cell]:
 
     def every() -> Iterator[Cell]:
         for seed in plan.seeds:
-            for name, dataset in plan.datasets.items():
-                changes = merged(plan.settings, dataset.settings)
+            for name in plan.datasets:
                 for experiment, sets in plan.experiments.items():
                     if name not in sets:
                         continue
                     for budget in budgets_of(experiment, plan.budgets):
                         for line in lines_of(experiment, plan.methods):
-                            chosen = line_settings(
-                                line, plan.preset, seed, dataset.input_size, changes
-                            )
+                            chosen = plan.settings_of(name, line, seed)
                             for category in sorted(c for d, c in categories if d == name):
                                 yield Cell(name, category, line, seed, budget, chosen)
 
@@ -333,9 +327,7 @@ def cost_key(row: Row) -> tuple[Any, ...]:
 
 def _plain_cell(plan: Plan, part: Prepared, line: Line) -> Cell:
     """A method with the plan's settings on a category."""
-    dataset = plan.datasets[part.dataset]
-    changes = merged(plan.settings, dataset.settings)
-    chosen = line_settings(line, plan.preset, part.seed, dataset.input_size, changes)
+    chosen = plan.settings_of(part.dataset, line, part.seed)
     return Cell(part.dataset, part.category, line, part.seed, None, chosen)
 
 
@@ -376,16 +368,13 @@ def wanted_hash(cell: Cell, prepared: Prepared, plan: Plan) -> tuple[str, ...]:
 def refuse_stale(
     path: Path,
     rows: Sequence[Row],
-    cells: Sequence[Cell],
-    prepared: Mapping[Key, Prepared],
-    plan: Plan,
+    hashes: Mapping[tuple[Any, ...], tuple[str, ...]],
 ) -> None:
     """Rows under a cell's name that were made with something else are never mixed in."""
     rows_by_name = {identity_of(row): row for row in rows if row["status"] == "ok"}
     stale = []
-    for cell in cells:
-        row = rows_by_name.get(cell.identity)
-        wanted = wanted_hash(cell, prepared[key_of(cell)], plan)
+    for name, wanted in hashes.items():
+        row = rows_by_name.get(name)
         if row is not None and hash_of(row) != wanted:
             changed = [k for k, a, b in zip(HASHES, hash_of(row), wanted, strict=True) if a != b]
             stale.append(f"{cell_name(row)} (another {', '.join(changed)})")

@@ -14,12 +14,10 @@ from cdgp.bench.grid import (
     SPATIAL,
     Line,
     budgets_of,
-    line_settings,
     lines_of,
 )
 from cdgp.bench.plan import Plan
 from cdgp.metrics.statistics import CONFIDENCE, RESAMPLES, Summary, holm, paired_contrast, summarise
-from cdgp.presets import merged
 
 Row = Mapping[str, Any]
 NAMES = {
@@ -308,9 +306,8 @@ def _complexity(costs: Sequence[Row]) -> Table:
 def _settings(plan: Plan) -> Table:
     """Of CDGP, as its rows ran; a section that all sets share stands once."""
     told: dict[tuple[str, str], list[str]] = {}
-    for name, dataset in plan.datasets.items():
-        changes = merged(plan.settings, dataset.settings)
-        chosen = line_settings(Line("CDGP"), plan.preset, 0, dataset.input_size, changes)
+    for name in plan.datasets:
+        chosen = plan.settings_of(name, Line("CDGP"), 0)
         for section, values in chosen.model_dump(
             mode="json", include=set(METHODS["cdgp"].uses)
         ).items():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cdgp.bench.grid import EXPERIMENTS, METHODS, Line, line_settings
+from cdgp.bench.grid import EXPERIMENTS, METHODS, Line, fit, line_settings
 from cdgp.bench.methods import cdgp, classifier
 from cdgp.bench.methods.classifier import Classifier, class_activation, grad_cam
 from cdgp.bench.plan import read_plan, ready_plans
@@ -22,7 +22,7 @@ from cdgp.presets import DataSettings, Settings, merged
 from cdgp.progress import Quiet
 from cdgp.training.dual_gp import new_control
 from cdgp.training.stages import pretrained
-from conftest import tiny_settings
+from conftest import tiny_options, tiny_settings
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
@@ -46,8 +46,9 @@ def test_methods_score_every_picture_and_train_once(
     method: str, prepared: Prepared, tmp_path: Path
 ) -> None:
     chosen = tiny(Line("", method))
+    own = tiny_options(method, tmp_path / "given")
     paths = [s.image for s in prepared.manifest.of("test")]
-    fitted = METHODS[method].fit(prepared.weak, chosen, tmp_path, Quiet())
+    fitted = fit(method, prepared.weak, chosen, own, tmp_path, Quiet())
     scored = list(fitted.score(paths))
     assert len(scored) == len(paths)
     for one in scored:
@@ -58,7 +59,7 @@ def test_methods_score_every_picture_and_train_once(
         assert not fitted.probability or 0 <= one.image_score <= 1
     assert np.ptp(scored[0].anomaly_map) > 0
     states = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")}
-    again = list(METHODS[method].fit(prepared.weak, chosen, tmp_path, Quiet()).score(paths))
+    again = list(fit(method, prepared.weak, chosen, own, tmp_path, Quiet()).score(paths))
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")} == states
     np.testing.assert_allclose(again[0].anomaly_map, scored[0].anomaly_map, atol=1e-6)
     network, run = fitted.pipeline()
@@ -131,8 +132,8 @@ def test_grad_cam_is_the_gradient_weighted_map() -> None:
 
 
 def test_cam_and_grad_cam_share_their_classifier(prepared: Prepared, tmp_path: Path) -> None:
-    for fit in (classifier.fit_cam, classifier.fit_grad_cam):
-        fit(prepared.weak, tiny(Line("", "grad_cam")), tmp_path, Quiet())
+    for of_one in (classifier.fit_cam, classifier.fit_grad_cam):
+        of_one(prepared.weak, tiny(Line("", "grad_cam")), tmp_path, Quiet())
     assert len(list(tmp_path.rglob("classifier.safetensors"))) == 1
 
 

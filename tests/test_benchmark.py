@@ -177,6 +177,20 @@ def run_cli(*arguments: object) -> tuple[int, str]:
         ("title =", "title", 2, "not a valid TOML file"),
         ('main = ["surfaces"]', "", 2, "experiments: Dictionary should have at least 1 item"),
         ('["surfaces"]', '"surfaces"', 2, "experiments.main: Input should be a valid list"),
+        ("[datasets", "[options.pdim]\n[datasets", 2, "options.pdim: did you mean 'padim'?"),
+        ("[datasets", "[options.cdgp]\n[datasets", 2, "options.cdgp: "),
+        (
+            "[datasets",
+            "[options.padim]\nfeature = 3\n[datasets",
+            2,
+            "options.padim.feature: Extra inputs are not permitted; its options are features",
+        ),
+        (
+            "[datasets",
+            "[options.rd4ad]\nepochs = 0\n[datasets",
+            2,
+            "options.rd4ad.epochs: Input should be greater than or equal to 1",
+        ),
     ],
 )
 def test_bad_plans_are_told_before_anything_runs(
@@ -374,6 +388,47 @@ def test_a_failed_cell_is_a_row_and_the_rest_goes_on(
     again = {r["method"]: r for r in read_rows(tmp_path / "out" / ROWS)}
     assert again["static_max"]["status"] == "ok"
     assert again["cdgp"] == rows["cdgp"]
+
+
+def test_a_method_that_lacks_something_is_not_run_and_nothing_fails(
+    tmp_path: Path, surfaces: Manifest
+) -> None:
+    """The row and the table say so; once the plan gives it, the row is run."""
+    plan = written(tmp_path, surfaces.root, ('"cdgp"]', '"cdgp", "efficientad"]'))
+    code, output = run_cli(plan, "--out", tmp_path / "out", "--quiet")
+    assert code == 0, output
+    rows = {r["method"]: r for r in read_rows(tmp_path / "out" / ROWS)}
+    assert rows["efficientad"]["status"] == "not run"
+    assert rows["cdgp"]["status"] == "ok"
+    page = (tmp_path / "out" / "evidence.md").read_text()
+    assert "| EfficientAD | not run |" in page
+    assert "Not run: efficientad needs its teacher's weights" in page
+
+
+def test_options_of_a_plan_reach_the_method_and_its_row(tmp_path: Path, surfaces: Manifest) -> None:
+    """Trained for too little, it stands apart, with its learning curve."""
+    change = ("[datasets", "[options.rd4ad]\nepochs = 1\n[datasets")
+    plan = written(tmp_path, surfaces.root, ('"cdgp"]', '"cdgp", "rd4ad"]'), change)
+    code, output = run_cli(plan, "--out", tmp_path / "out", "--quiet")
+    assert code == 0, output
+    row = next(r for r in read_rows(tmp_path / "out" / ROWS) if r["method"] == "rd4ad")
+    assert row["facts"]["options"] == {"epochs": 1}
+    assert row["facts"]["budget_share"] == 1 / 200
+    page = (tmp_path / "out" / "evidence.md").read_text()
+    apart = page.index("Normal-only supervision, less than a quarter of the published training")
+    assert apart < page.index("| RD4AD |"), "nowhere among the ranked"
+    assert (tmp_path / "out" / "figures" / "learning_curves-surfaces.png").is_file()
+    assert "| RD4AD | surfaces | epochs = 1 | 0.5 % | anomalib 2.7.0, decoder ours |" in page
+
+
+def test_variables_in_options_are_put_in(
+    tmp_path: Path, surfaces: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELSEWHERE", "/textures")
+    change = ("[datasets", "[options.draem]\nauxiliary = '$ELSEWHERE/dtd'\n[datasets")
+    plan = read_plan(str(written(tmp_path, surfaces.root, change)))
+    assert plan.options_of("draem").auxiliary == "/textures/dtd"
+    assert plan.options_of("cdgp") is None
 
 
 def test_rows_of_other_settings_are_refused_and_of_the_same_reused(

@@ -215,11 +215,11 @@ def test_rates_fall_along_the_cosine_to_their_share() -> None:
             rates.append([group["lr"] for group in optimizer.param_groups])
             return self.inner(x).sum(), {}
 
-    run_stage("x", new_fabric(), Watched(), optimizer, 8, 0.05, lambda step: (torch.ones(1, 1),),
-              "", None, no_log, Quiet())  # fmt: skip
+    run_stage("x", new_fabric(), Watched(), optimizer, 8, cosine(8, 0.05),
+              lambda step: (torch.ones(1, 1),), "", None, no_log, Quiet())  # fmt: skip
     shares = [0.05 + 0.95 * (1 + math.cos(math.pi * step / 8)) / 2 for step in range(8)]
     assert rates == [[pytest.approx(s), pytest.approx(0.1 * s)] for s in shares]
-    assert cosine(8, 8, 0.05) == pytest.approx(0.05)
+    assert cosine(8, 0.05)(8) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("tail_pixels", [37, 10_000])

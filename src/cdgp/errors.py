@@ -6,6 +6,7 @@ carries the exit code that the command line ends with.
 ```
 CdgpError                     1   the root: catch this to catch all
 ├── SettingsError             2   an unknown, missing or impossible setting
+│   └── NotRunError           2   a method lacks something that the plan must give it
 ├── DataError                 3   the pictures, masks or manifest cannot be used
 │   ├── PictureError          3   one picture or mask that cannot be read as asked
 │   └── LeakError             3   the same picture on both sides of a split
@@ -28,6 +29,10 @@ class SettingsError(CdgpError):
     """An unknown, missing or impossible setting or option."""
 
     exit_code = 2
+
+
+class NotRunError(SettingsError):
+    """A method lacks something that the plan must give; in a benchmark its row says 'not run'."""
 
 
 class DataError(CdgpError):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cdgp.bench.methods import MethodOptions
 from cdgp.data.manifest import WeakSplit
 from cdgp.presets import Settings
 from cdgp.progress import Quiet
@@ -26,7 +27,13 @@ TIMED = 50
 LIBRARIES = ("cdgp", "torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "pillow")
 
 
-def measured(method: str, data: WeakSplit, settings: Settings, states: Path) -> dict[str, Any]:
+def measured(
+    method: str,
+    data: WeakSplit,
+    settings: Settings,
+    options: MethodOptions | None,
+    states: Path,
+) -> dict[str, Any]:
     """Cost of a trained method's whole computation of one input, batch one.
 
     It is measured in a process of its own, so that what training left in memory is not counted.
@@ -35,26 +42,33 @@ def measured(method: str, data: WeakSplit, settings: Settings, states: Path) -> 
         method: its name in ``grid.METHODS``.
         data: what it was trained on.
         settings: of the row.
+        options: of the method, where it has some.
         states: where its trained stages lie.
 
     Returns:
-        ``parameters``; ``latency_ms`` with mean, std, median and p95 over 50 runs after 10;
-        ``peak_memory_mib`` and ``memory_of``, which says what was measured.
+        ``parameters``; ``stored``, which counts memories and statistics too; ``latency_ms`` with
+        mean, std, median and p95 over 50 runs after 10; ``peak_memory_mib`` and ``memory_of``,
+        which says what was measured.
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(
-            _measure, method, data, settings, states, torch.get_num_threads()
+            _measure, method, data, settings, options, states, torch.get_num_threads()
         ).result()
 
 
 def _measure(
-    method: str, data: WeakSplit, settings: Settings, states: Path, threads: int
+    method: str,
+    data: WeakSplit,
+    settings: Settings,
+    options: MethodOptions | None,
+    states: Path,
+    threads: int,
 ) -> dict[str, Any]:
-    from cdgp.bench.grid import METHODS
+    from cdgp.bench.grid import fit
 
     torch.set_num_threads(threads)
-    pipeline = METHODS[method].fit(data, settings, states, Quiet()).pipeline()
+    pipeline = fit(method, data, settings, options, states, Quiet()).pipeline()
     device = next(pipeline.network.parameters()).device
     image = torch.rand(1, 3, *settings.input_size, generator=torch.Generator().manual_seed(0))
     image = image.to(device)
@@ -71,6 +85,7 @@ def _measure(
     told = 1000 * np.array(seconds)
     return {
         "parameters": sum(p.numel() for p in pipeline.network.parameters()),
+        "stored": sum(values.numel() for values in pipeline.network.state_dict().values()),
         "latency_ms": {"mean": float(told.mean()), "std": float(told.std(ddof=1)),
                        "median": float(np.median(told)), "p95": float(np.percentile(told, 95))},
         "runs": TIMED,

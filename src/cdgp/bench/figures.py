@@ -1,7 +1,7 @@
 """The paper's figures from rows and kept examples."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,27 @@ def _save(figure: Any, path: Path) -> None:
     with written_whole(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "cdgp"}):
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
         figure.savefig(temporary, dpi=150, format=path.suffix[1:], metadata=metadata)
+
+
+def learning_curves(
+    curves: Mapping[str, Sequence[Sequence[float]]], title: str, stem: Path
+) -> None:
+    """Training loss against the step, a panel a method, as PNG and SVG.
+
+    Args:
+        curves: (step, loss) pairs by the method's title.
+        title: of the figure.
+        stem: its path without the ending.
+    """
+    figure, (axes,) = _figure(1, len(curves), (3.2 * len(curves), 2.6))
+    for axis, (name, points) in zip(axes, curves.items(), strict=True):
+        axis.plot([p[0] for p in points], [p[1] for p in points], color=COLOURS["final"])
+        axis.set_title(name, fontsize=9)
+        axis.set_xlabel("step")
+    axes[0].set_ylabel("training loss")
+    figure.suptitle(title, fontsize=9)
+    for ending in (".png", ".svg"):
+        _save(figure, stem.with_name(stem.name + ending))
 
 
 def label_budget(evidence: "Evidence", dataset: str, stem: Path) -> None:

@@ -18,6 +18,8 @@ class TableRow(NamedTuple):
     label: str
     cells: Sequence[Summary | str | None]
     block: str = ""
+    ranked: bool = True
+    """Whether it may be the best or the second of a column."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def marks(table: Table, seeds: int) -> list[list[str]]:
         values = {
             index: round(100 * row.cells[column].mean, 1)  # type: ignore[union-attr]
             for index, row in enumerate(table.rows)
-            if isinstance(cell := row.cells[column], Summary) and cell.seeds == seeds
+            if row.ranked and isinstance(cell := row.cells[column], Summary) and cell.seeds == seeds
         }
         ordered = sorted(set(values.values()), reverse=True)[:2]
         if len(values) < 2:

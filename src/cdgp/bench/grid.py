@@ -8,9 +8,26 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from cdgp.bench.methods import Fit, cdgp, classifier, mil_topk, static_max
+from cdgp.bench.methods import (
+    Fit,
+    Fitted,
+    MethodOptions,
+    cdgp,
+    classifier,
+    draem,
+    efficientad,
+    mil_topk,
+    padim,
+    patchcore,
+    rd4ad,
+    static_max,
+    supersimplenet,
+    weakrest,
+)
 from cdgp.data.images import digest
+from cdgp.data.manifest import WeakSplit
 from cdgp.presets import PresetName, Settings, merged, settings
+from cdgp.progress import Progress
 
 Changes = Mapping[str, Any]
 NOTHING: Changes = MappingProxyType({})
@@ -31,6 +48,8 @@ class Method(NamedTuple):
     """On top of them where the preset is `lite`."""
     requires: tuple[str, ...] = ()
     """Distributions that it needs beyond the product's own; named in the extra `bench`."""
+    options: Mapping[PresetName, MethodOptions] = MappingProxyType({})
+    """Hyperparameters of its own by preset, where it has some."""
     version: int = 1
     """Raised when its code gives other numbers, so that older rows do not count as its own."""
 
@@ -45,7 +64,30 @@ PAPER_READING = {
     "dual_gp": {"sigma_gradient": True, "sampler": "random", "mil_pooling": "max"},
     "calibration": {"fusion_weight": 0.025, "tail": "counting"},
 }
+ANOMALIB = ("anomalib",)
+OWN_NETWORK = ("preset", "seed", "input_size", "data")
+"""What a method depends on whose networks are its own."""
 METHODS: dict[str, Method] = {
+    "padim": Method(
+        "PaDiM", "normal", padim.fit, SHARED, requires=ANOMALIB,
+        options={"paper": padim.PAPER, "lite": padim.LITE},
+    ),
+    "patchcore": Method(
+        "PatchCore", "normal", patchcore.fit, SHARED, requires=ANOMALIB,
+        options={"paper": patchcore.PAPER, "lite": patchcore.LITE},
+    ),
+    "rd4ad": Method(
+        "RD4AD", "normal", rd4ad.fit, SHARED, requires=ANOMALIB,
+        options={"paper": rd4ad.PAPER, "lite": rd4ad.LITE},
+    ),
+    "draem": Method(
+        "DRAEM", "normal", draem.fit, OWN_NETWORK, requires=ANOMALIB,
+        options={"paper": draem.PAPER, "lite": draem.LITE},
+    ),
+    "efficientad": Method(
+        "EfficientAD", "normal", efficientad.fit, OWN_NETWORK, requires=ANOMALIB,
+        options={"paper": efficientad.PAPER, "lite": efficientad.LITE},
+    ),
     "grad_cam": Method(
         "Classifier + Grad-CAM", "image", classifier.fit_grad_cam, TRAINED, BALANCED,
         CLASSIFIER_RATE, ("grad-cam",),
@@ -54,6 +96,14 @@ METHODS: dict[str, Method] = {
         "Classifier + CAM", "image", classifier.fit_cam, TRAINED, BALANCED, CLASSIFIER_RATE
     ),
     "mil_topk": Method("MIL-TopK", "image", mil_topk.fit, TRAINED, BALANCED),
+    "supersimplenet": Method(
+        "SuperSimpleNet (weak, reimplemented)", "image", supersimplenet.fit, SHARED,
+        requires=ANOMALIB, options={"paper": supersimplenet.PAPER, "lite": supersimplenet.LITE},
+    ),
+    "weakrest": Method(
+        "WeakREST (reimplemented)", "image", weakrest.fit, SHARED, requires=ANOMALIB,
+        options={"paper": weakrest.PAPER, "lite": weakrest.LITE},
+    ),
     "static_max": Method(
         "Static max similarity", "image", static_max.fit, (*SHARED, "inducing")
     ),
@@ -160,6 +210,11 @@ class Cell(NamedTuple):
     seed: int
     budget: int | None
     settings: Settings
+    options: MethodOptions | None = None
+
+    def fit(self, data: WeakSplit, states: Path, progress: Progress) -> Fitted:
+        """Train its method, or take from ``states`` what it has trained."""
+        return fit(self.line.method, data, self.settings, self.options, states, progress)
 
     @property
     def identity(self) -> tuple[str, str, str, str, int, int | None]:
@@ -180,8 +235,23 @@ class Cell(NamedTuple):
             used["weights_sha256"] = digest(Path(chosen.backbone.weights))
         if method.version > 1:
             used["version"] = method.version
+        if self.options is not None:
+            used["options"] = self.options.decides()
         text = json.dumps([self.line.method, used], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def fit(
+    method: str,
+    data: WeakSplit,
+    chosen: Settings,
+    options: MethodOptions | None,
+    states: Path,
+    progress: Progress,
+) -> Fitted:
+    """A method by name, with its own options where it has some."""
+    own = () if options is None else (options,)
+    return METHODS[method].fit(data, chosen, states, progress, *own)
 
 
 def lines_of(experiment: str, methods: tuple[str, ...]) -> tuple[Line, ...]:

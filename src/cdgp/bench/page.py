@@ -5,11 +5,12 @@ from pathlib import Path
 
 from cdgp.bench import figures
 from cdgp.bench.formats import Table, comma_separated, latex, markdown
+from cdgp.bench.grid import lines_of
 from cdgp.bench.plan import Plan
 from cdgp.bench.published import published
 from cdgp.bench.qualitative import RULE, example_path
 from cdgp.bench.scoring import cell_name
-from cdgp.bench.tables import Evidence, Row, all_tables
+from cdgp.bench.tables import Evidence, Row, all_tables, reduced
 from cdgp.files import write_text
 
 LEGEND = (
@@ -48,6 +49,18 @@ def render(
         title = f"{number}: {table.title}" if number.startswith("Table") else table.title
         page.append(f"## {title}\n\n{markdown(table, seeds)}\n{table.note}\n")
     evidence = Evidence(plan, rows)
+    for name in evidence.sets("main"):
+        curves = {
+            line.label: found[0]["facts"]["learning_curve"]
+            for line in lines_of("main", plan.methods)
+            if reduced(evidence, line)
+            and (found := evidence.rows_of(name, line))
+            and "learning_curve" in found[0]["facts"]
+        }
+        if curves:
+            stem = f"learning_curves-{name}"
+            figures.learning_curves(curves, f"{name}, first seed", out / "figures" / stem)
+            page.append(_figure(stem, f"Learning curves of what is not ranked, {name}", ""))
     for name in evidence.sets("label_budget"):
         stem = f"label_budget-{name}"
         figures.label_budget(evidence, name, out / "figures" / stem)

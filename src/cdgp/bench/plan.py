@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cdgp.bench.grid import EXPERIMENTS, METHODS, Line, line_settings
+from cdgp.bench.methods import MethodOptions
 from cdgp.bench.protocol import BUDGETS
 from cdgp.data.datasets import LAYOUTS
 from cdgp.errors import SettingsError
@@ -51,6 +52,8 @@ class Plan(_Section):
     """Defective training pictures in `label_budget`, besides all of them."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """On top of the preset."""
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """By method, on top of its own hyperparameters; environment variables are put in."""
     datasets: Annotated[dict[str, DatasetPlan], Field(min_length=1)]
     experiments: Annotated[dict[str, tuple[str, ...]], Field(min_length=1)]
     """Data sets by experiment."""
@@ -60,6 +63,32 @@ class Plan(_Section):
         dataset = self.datasets[name]
         changes = merged(self.settings, dataset.settings)
         return line_settings(line, self.preset, seed, dataset.input_size, changes)
+
+    def options_of(self, method: str) -> MethodOptions | None:
+        """Hyperparameters of a method's own, None where it has none.
+
+        Raises:
+            SettingsError: the plan names one that it does not have, or an impossible value.
+        """
+        known, given = METHODS[method].options, self.options.get(method, {})
+        if not known:
+            return None
+        chosen = known[self.preset]
+        given = {  # all that is text is a path
+            key: str(Path(os.path.expandvars(value)).expanduser())
+            if value and isinstance(value, str)
+            else value
+            for key, value in given.items()
+        }
+        try:
+            return type(chosen).model_validate(chosen.model_dump() | given)
+        except ValidationError as error:
+            problems = [
+                f"options.{method}.{'.'.join(map(str, p['loc']))}: {p['msg']}; its options are "
+                f"{', '.join(type(chosen).model_fields)}"
+                for p in error.errors()
+            ]
+            raise SettingsError("; ".join(problems)) from None
 
 
 def read_plan(name: str) -> Plan:
@@ -118,6 +147,14 @@ def _check_names(plan: Plan, source: str) -> None:
     for place in (plan.settings, *(d.settings for d in plan.datasets.values())):
         for key in place.keys() & elsewhere.keys():
             raise SettingsError(f"{source}: settings.{key}: is set by {elsewhere[key]} in a plan")
+    for method in plan.options:
+        if method not in METHODS or not METHODS[method].options:
+            own = [name for name, known in METHODS.items() if known.options]
+            raise SettingsError(f"{source}: options.{method}: {nearest(method, own)}")
+        try:
+            plan.options_of(method)
+        except SettingsError as error:
+            raise SettingsError(f"{source}: {error}") from error
     for name, dataset in plan.datasets.items():
         if bool(dataset.path) == dataset.generated:
             raise SettingsError(f"{source}: datasets.{name} needs either path or generated = true")

@@ -61,7 +61,7 @@ def _main(evidence: Evidence, ours: Mapping[str, str], paper: Mapping[str, Any])
         metrics = block["metrics"]
         lines = []
         for method, values in _values(block).items():
-            title = METHODS[method].title if method in METHODS else paper["titles"][method]
+            title = METHODS[method].title
             run = method in evidence.plan.methods
             own = [_own(evidence, ours.get(key), Line(title, method), m, run) for m in metrics]
             lines.append(_beside(title, values, own))
@@ -142,6 +142,7 @@ def same_protocol(plan: Plan, name: str) -> bool:
         and {**plan.settings, "backbone": {"weights": ""}} == {"backbone": {"weights": ""}}
         and plan.settings.get("backbone", {}).keys() <= {"weights"}
         and dataset.settings == batch
+        and all(given.keys() <= {"auxiliary", "teacher"} for given in plan.options.values())
     )
 
 
@@ -165,7 +166,7 @@ def _own(
     evidence: Evidence, dataset: str | None, line: Line, metric: str, planned: bool,
     category: str | None = None, budget: int | None = None,
 ) -> str:  # fmt: skip
-    if dataset is None or not planned or line.method not in METHODS:
+    if dataset is None or not planned:
         return NOT_RUN
     if category is not None and category not in evidence.categories[dataset]:
         return NOT_RUN

@@ -21,7 +21,7 @@ from cdgp.bench.scoring import METRICS, Row, cell_name, score_test
 from cdgp.data.datasets import LAYOUTS, against_published
 from cdgp.data.fake_trees import generate
 from cdgp.data.manifest import Manifest
-from cdgp.errors import CdgpError, DataError, OutputError
+from cdgp.errors import CdgpError, DataError, NotRunError, OutputError
 from cdgp.files import write_text
 from cdgp.progress import Progress
 from cdgp.training.stages import pretrained
@@ -126,10 +126,10 @@ def _run_plan(
             say(f"{place} {finished_line(row, time.monotonic() - began)}")
             advance(f"{cell.dataset} {cell.line.method}")
     done = [rows_by_name[cell.identity] for cell in cells]
-    failed = [row for row in done if row["status"] != "ok"]
+    failed = [row for row in done if row["status"] == "failed"]
     failed += save_examples(plan, prepared, out, states, progress)
     costs = measure_costs(plan, prepared, out, states, say)
-    failed += [row for row in costs if row["status"] != "ok"]
+    failed += [row for row in costs if row["status"] == "failed"]
     return Outcome(done, [row for row in costs if row["status"] == "ok"], failed)
 
 
@@ -216,8 +216,9 @@ def plan_cells(plan: Plan, categories: set[tuple[str, str]]) -> list[Cell]:
                     for budget in budgets_of(experiment, plan.budgets):
                         for line in lines_of(experiment, plan.methods):
                             chosen = plan.settings_of(name, line, seed)
+                            own = plan.options_of(line.method)
                             for category in sorted(c for d, c in categories if d == name):
-                                yield Cell(name, category, line, seed, budget, chosen)
+                                yield Cell(name, category, line, seed, budget, chosen, own)
 
     return distinct(every())
 
@@ -231,7 +232,7 @@ def computed(cell: Cell, prepared: Prepared, plan: Plan, states: Path, progress:
         cell.line.setting == "default" and cell.budget is None and method.supervision != "control"
     )
     try:
-        fitted = method.fit(prepared.weak, cell.settings, states, progress)
+        fitted = cell.fit(prepared.weak, states, progress)
         began = time.monotonic()
         scored = score_test(fitted, prepared.manifest, size, details)
     except Exception as error:
@@ -252,6 +253,8 @@ def failure(error: Exception, label: object) -> Row:
     A grid runs for hours, so one fault must not cost the others. It is told with the row, makes the
     exit code 1, and is tried again by the next run.
     """
+    if isinstance(error, NotRunError):
+        return {"status": "not run", "reason": str(error)}
     if not isinstance(error, CdgpError):  # unforeseen, so that its place is worth knowing
         log.error("%s: %s", label, "".join(traceback.format_exception(error)))
     return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
@@ -308,7 +311,7 @@ def measure_costs(
                 rows.append(known[cost_key(row)])
                 continue
             try:
-                cost = measured(line.method, part.weak, cell.settings, states / name)
+                cost = measured(line.method, part.weak, cell.settings, cell.options, states / name)
                 row |= {"status": "ok", **cost}
                 say(f"{name} {line.method}: {cost['latency_ms']['median']:.1f} ms a picture")
             except Exception as error:
@@ -328,7 +331,8 @@ def cost_key(row: Row) -> tuple[Any, ...]:
 def _plain_cell(plan: Plan, part: Prepared, line: Line) -> Cell:
     """A method with the plan's settings on a category."""
     chosen = plan.settings_of(part.dataset, line, part.seed)
-    return Cell(part.dataset, part.category, line, part.seed, None, chosen)
+    own = plan.options_of(line.method)
+    return Cell(part.dataset, part.category, line, part.seed, None, chosen, own)
 
 
 def identity(cell: Cell, plan: Plan) -> Row:
@@ -411,7 +415,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 def finished_line(row: Row, seconds: float) -> str:
     """One line about a finished cell."""
     if row["status"] != "ok":
-        return f"{cell_name(row)}: FAILED: {row['reason']}"
+        return f"{cell_name(row)}: {row['status'].upper()}: {row['reason']}"
     values = " ".join(
         f"{key} {'–' if row[key] is None else f'{100 * row[key]:.1f}'}" for key in METRICS
     )

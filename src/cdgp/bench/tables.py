@@ -32,6 +32,9 @@ BLOCKS = {
     "image": "Image-level supervision",
     "control": "Controls",
 }
+FAIR_SHARE = 0.25
+"""A method that trained for less than this share of its published training is not ranked."""
+REDUCED = "less than a quarter of the published training, not ranked"
 
 
 class Evidence:
@@ -44,6 +47,9 @@ class Evidence:
             (r["dataset"], r["category"], r["method"], r["setting"], r["seed"], r["budget"]): r
             for r in rows
             if r["status"] == "ok"
+        }
+        self.not_run = {
+            (r["dataset"], r["method"]): r["reason"] for r in rows if r["status"] == "not run"
         }
         # Of failed rows too: a mean over the other categories would be another quantity.
         self.categories = {
@@ -95,6 +101,12 @@ class Evidence:
         return means
 
 
+def reduced(evidence: Evidence, line: Line) -> bool:
+    """Whether any of a line's rows in the main table had less than its fair share of training."""
+    rows = [row for d in evidence.sets("main") for row in evidence.rows_of(d, line)]
+    return any(row.get("facts", {}).get("budget_share", 1) < FAIR_SHARE for row in rows)
+
+
 def all_tables(plan: Plan, rows: Sequence[Row], costs: Sequence[Row]) -> list[Table]:
     """Tables 1, 2 and S1-S14 of the paper, as far as the plan has run them."""
     evidence = Evidence(plan, rows)
@@ -124,7 +136,9 @@ def all_tables(plan: Plan, rows: Sequence[Row], costs: Sequence[Row]) -> list[Ta
     if evidence.sets("label_budget"):
         tables.append(_label_budget(evidence))
     if costs:
-        tables.append(_complexity(costs))
+        tables.append(_complexity(evidence, costs))
+    if any(METHODS[name].options for name in plan.methods):
+        tables.append(_outside(evidence))
     tables += [_settings(plan), _provenance(plan, rows), _machines(rows)]
     return sorted(tables, key=lambda table: _order(table.name))
 
@@ -140,13 +154,22 @@ def _main(evidence: Evidence, number: str, title: str, metrics: Sequence[str]) -
     sets = evidence.sets("main")
     rows = []
     lines = lines_of("main", evidence.plan.methods)
-    for block in BLOCKS:
-        for line in (n for n in lines if METHODS[n.method].supervision == block):
-            cells = [evidence.summary(d, line, m) for d in sets for m in metrics]
-            label = line.label + _unseparated(evidence, sets, line)
-            rows.append(TableRow(label, cells, BLOCKS[block]))
+    short = [line for line in lines if reduced(evidence, line)]
+    whole = [line for line in lines if line not in short]
+    for chosen, suffix in ((whole, ""), (short, f", {REDUCED}")):
+        for block in BLOCKS:
+            for line in (n for n in chosen if METHODS[n.method].supervision == block):
+                cells = [
+                    "not run" if (d, line.method) in evidence.not_run
+                    else evidence.summary(d, line, m)
+                    for d in sets for m in metrics
+                ]  # fmt: skip
+                label = line.label + _unseparated(evidence, sets, line)
+                rows.append(TableRow(label, cells, BLOCKS[block] + suffix, not suffix))
     head = ["Method", *(f"{d} {NAMES[m]}" for d in sets for m in metrics)]
-    return Table(f"table_{number}-main", title, head, rows, note=_scored(evidence.plan))
+    reasons = dict.fromkeys(f"Not run: {reason}." for reason in evidence.not_run.values())
+    note = " ".join([_scored(evidence.plan), *reasons])
+    return Table(f"table_{number}-main", title, head, rows, note=note)
 
 
 def _scored(plan: Plan) -> str:
@@ -283,22 +306,49 @@ def _budget_name(evidence: Evidence, dataset: str, budget: int | None) -> str:
     return str(budget) if least == budget else f"{budget} (only {least} in some)"
 
 
-def _complexity(costs: Sequence[Row]) -> Table:
+def _outside(evidence: Evidence) -> Table:
+    """Not in the paper: what the methods from elsewhere ran with."""
+    rows = []
+    for line in lines_of("main", evidence.plan.methods):
+        for d in evidence.sets("main"):
+            found = [r["facts"] for r in evidence.rows_of(d, line) if "options" in r["facts"]]
+            for facts in found[:1]:
+                options = "; ".join(f"{k} = {json.dumps(v)}" for k, v in facts["options"].items())
+                share = facts.get("budget_share")
+                home = facts["code"] + (", decoder ours" if "decoder" in facts else "")
+                told = [d, options, "–" if share is None else f"{100 * share:.1f} %", home]
+                rows.append(TableRow(line.label, told))
+    head = ["Method", "Data set", "Options", "Share of the published training", "Code"]
+    note = "A dash: the method is not trained by steps, or its published training is not known."
+    return Table("table_X2-outside", "Methods from elsewhere", head, rows, False, note)
+
+
+def _training_seconds(evidence: Evidence, dataset: str, method: str) -> str:
+    line = Line(METHODS[method].title, method)
+    seconds = [row["seconds"] for row in evidence.rows_of(dataset, line)]
+    return f"{sum(seconds) / len(seconds):.0f}" if seconds else "–"
+
+
+def _complexity(evidence: Evidence, costs: Sequence[Row]) -> Table:
     rows = []
     for cost in costs:
         latency, memory = cost["latency_ms"], cost["peak_memory_mib"]
         height, width = cost["input_size"]
         told = [f"{height}×{width}", f"{cost['parameters'] / 1e6:.2f}"]
+        told += [f"{cost['stored'] / 1e6:.2f}"]
         told += [f"{latency[key]:.1f}" for key in ("mean", "std", "median", "p95")]
         told += ["–" if memory is None else f"{memory:.0f}"]
+        told += [_training_seconds(evidence, cost["dataset"], cost["method"])]
         device = cost["machine"].get("device", cost["machine"]["processor"])
         block = f"{cost['dataset']} on {device}, {cost['machine'].get('threads')} threads"
         rows.append(TableRow(METHODS[cost["method"]].title, told, block))
-    head = ["Model", "Input", "Params. (M)", "Latency (ms)", "std", "median", "p95", "Peak MiB"]
+    head = ["Model", "Input", "Params. (M)", "Stored (M)", "Latency (ms)", "std", "median", "p95",
+            "Peak MiB", "Training (s)"]  # fmt: skip
     of = " and ".join(sorted({c["memory_of"] for c in costs}))
     note = (
         f"Batch one, after {WARM_UPS} warm-ups, over {TIMED} runs, from the network's input to map "
-        f"and score. Peak memory of {of}."
+        f"and score. Stored: all numbers of the network, memories and statistics among them. Peak "
+        f"memory of {of}. Training: mean seconds over the rows of the main table."
     )
     return Table("table_S12-complexity", "Inference complexity", head, rows, False, note)
 

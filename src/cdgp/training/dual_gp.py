@@ -28,7 +28,7 @@ from cdgp.method.tokens import TokenProjection
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import DualGPSettings, Settings
 from cdgp.progress import Progress
-from cdgp.training.loop import read_state, run_stage
+from cdgp.training.loop import cosine, read_state, run_stage
 from cdgp.training.pictures import Pictures, evenly, seeded, shuffled_stream
 
 SEPARATION_PICTURES = 64
@@ -157,8 +157,9 @@ def train_dual_gp(
     def batch(step: int) -> tuple[Tensor, Tensor]:
         return weak_batch(pictures, settings, step)
 
-    run_stage("Dual GP", fabric, training, optimizer, s.steps, s.final_learning_rate, batch,
-              fingerprint, state, log, progress)  # fmt: skip
+    run_stage("Dual GP", fabric, training, optimizer, s.steps,
+              cosine(s.steps, s.final_learning_rate), batch, fingerprint, state, log,
+              progress)  # fmt: skip
     training.eval()
     separation = separation_of(pictures, training, fabric)
     log({"stage": "Dual GP", "separation": round(separation, 4)})

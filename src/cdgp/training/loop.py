@@ -47,9 +47,9 @@ def new_fabric() -> Fabric:
     return fabric
 
 
-def cosine(step: int, steps: int, final: float) -> float:
-    """Factor on the learning rate: 1 at step 0, falling to ``final`` at ``steps``."""
-    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * step / steps))
+def cosine(steps: int, final: float) -> Callable[[int], float]:
+    """Factor on the learning rate by step: 1 at step 0, falling to ``final`` at ``steps``."""
+    return lambda step: final + (1 - final) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
 def run_stage(
@@ -58,7 +58,7 @@ def run_stage(
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
     steps: int,
-    final_factor: float,
+    factor: Callable[[int], float],
     batch: Callable[[int], tuple[Any, ...]],
     fingerprint: str,
     state: Path | None,
@@ -73,7 +73,7 @@ def run_stage(
         module: called with a batch, returns the loss and a mapping of signs to log.
         optimizer: over the module's parameters, with the initial learning rates.
         steps: their number.
-        final_factor: learning rates end at this share of their start.
+        factor: of a step, on the initial learning rates; see ``cosine``.
         batch: the arguments for a step, a function of the step's number alone.
         fingerprint: settings and data that the state must have been made with.
         state: file that holds the stage's progress, or None to keep none.
@@ -90,7 +90,7 @@ def run_stage(
     with progress.phase(name, steps, first) as advance:
         for step in range(first, steps):
             for group, rate in zip(optimizer.param_groups, initial, strict=True):
-                group["lr"] = rate * cosine(step, steps, final_factor)
+                group["lr"] = rate * factor(step)
             loss, signs = wrapped(*fabric.to_device(batch(step)))
             if not bool(torch.isfinite(loss)):
                 raise TrainingError(
@@ -142,6 +142,7 @@ class State(NamedTuple):
     step: int
     seconds: float
     tensors: dict[str, Tensor]
+    metadata: dict[str, str]
 
 
 def read_state(path: Path, fingerprint: str) -> State | None:
@@ -154,7 +155,7 @@ def read_state(path: Path, fingerprint: str) -> State | None:
             if metadata.get("fingerprint") != fingerprint:
                 return None
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            return State(int(metadata["step"]), float(metadata["seconds"]), tensors)
+            return State(int(metadata["step"]), float(metadata["seconds"]), tensors, metadata)
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise TrainingError(
             f"{path}: damaged training state ({error}); remove it to start this stage again"
@@ -168,7 +169,7 @@ def load_state(
     found = read_state(path, fingerprint)
     if found is None:
         return 0, 0.0
-    step, seconds, tensors = found
+    step, seconds, tensors, _ = found
     module.load_state_dict(
         {k.removeprefix("module."): v for k, v in tensors.items() if k.startswith("module.")}
     )

@@ -32,9 +32,7 @@ def fingerprint(settings: Settings, sha256: str, stage: str, head: Head = "gp") 
         head: what the evidence functions of the first stage are.
     """
     used = settings.model_dump(mode="json")
-    parts: dict[str, Any] = {
-        key: used[key] for key in ("seed", "input_size", "data", "backbone", stage)
-    }
+    parts = shared_parts(settings) | {stage: used[stage]}
     if stage == "dual_gp":
         parts |= {
             "inducing": used["inducing"],
@@ -44,10 +42,17 @@ def fingerprint(settings: Settings, sha256: str, stage: str, head: Head = "gp") 
         parts["dual_gp"] = {k: v for k, v in used["dual_gp"].items() if k != "no_separation"}
     if head != "gp":
         parts["head"] = head
-    if settings.backbone.weights not in ("hub", "bundled", "random"):
-        parts["weights_sha256"] = digest(Path(settings.backbone.weights))
     text = json.dumps([stage, sha256, parts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def shared_parts(settings: Settings) -> dict[str, Any]:
+    """What every training depends on: seed, pictures' preparation, backbone and its weights."""
+    used = settings.model_dump(mode="json")
+    parts = {key: used[key] for key in ("seed", "input_size", "data", "backbone")}
+    if settings.backbone.weights not in ("hub", "bundled", "random"):
+        parts["weights_sha256"] = digest(Path(settings.backbone.weights))
+    return parts
 
 
 def dual_gp_samples(data: WeakSplit, settings: Settings) -> tuple[WeakSample, ...]:

@@ -12,7 +12,7 @@ from cdgp.method.backbone import Encoder
 from cdgp.method.student import ReverseStudent, corrupt, reconstruction_loss, residuals
 from cdgp.presets import Settings, StudentSettings
 from cdgp.progress import Progress
-from cdgp.training.loop import run_stage
+from cdgp.training.loop import cosine, run_stage
 from cdgp.training.pictures import Pictures, seeded, shuffled_stream
 
 
@@ -89,7 +89,7 @@ def train_student(
         )
         return clean, corrupted
 
-    final_factor = s.final_learning_rate / s.learning_rate
-    run_stage("Reverse student", fabric, training, optimizer, s.steps, final_factor, batch,
+    factor = cosine(s.steps, s.final_learning_rate / s.learning_rate)
+    run_stage("Reverse student", fabric, training, optimizer, s.steps, factor, batch,
               fingerprint, state, log, progress)  # fmt: skip
     return student.eval()

@@ -5,6 +5,8 @@ it needs beyond the product's own packages is named there and in the extra `benc
 inside ``fit``. A method that learns from good pictures alone leaves the others out itself.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +15,43 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from cdgp.data.manifest import WeakSplit
-from cdgp.presets import Settings
-from cdgp.progress import Progress
+from cdgp.errors import NotRunError
+
+
+class MethodOptions(BaseModel):
+    """Hyperparameters of a method's own; a plan changes them under ``[options.METHOD]``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def decides(self) -> dict[str, Any]:
+        """What a row depends on; files count by their content."""
+        return self.model_dump(mode="json")
+
+
+def pictures_digest(path: str) -> str:
+    """Of the names and sizes of the pictures in a folder, empty where there are none."""
+    folder = Path(path)
+    found = sorted(p for p in folder.rglob("*") if p.suffix in IMG_EXTENSIONS) if path else []
+    told = [[p.relative_to(folder).as_posix(), p.stat().st_size] for p in found]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest() if told else ""
+
+
+def require_pictures(method: str, path: str, what: str) -> None:
+    """Refuse to go on without the folder of pictures that a method needs from outside.
+
+    Raises:
+        NotRunError: it is not given, not there, or holds no picture.
+    """
+    if not pictures_digest(path):
+        given = f"there are none in {path}" if path else "nothing was given"
+        raise NotRunError(
+            f"{method} needs a folder of {what}: set options.{method}.auxiliary in the plan; "
+            f"{given}"
+        )
 
 
 class Scored(NamedTuple):
@@ -59,8 +93,9 @@ class Fitted:
     """The trained network, for its cost."""
 
 
-Fit = Callable[[WeakSplit, Settings, Path, Progress], Fitted]
-"""Pictures to train on, settings, folder for resumable state, progress.
+Fit = Callable[..., Fitted]
+"""Pictures to train on (``WeakSplit``), ``Settings``, folder for resumable state, ``Progress``; and
+``MethodOptions``, where the method has some.
 
 Called again with the same arguments it loads what it has trained. State lies under names that hold
 the digest of all that decides it (``training.stages.fingerprint``), and is never a pickle.

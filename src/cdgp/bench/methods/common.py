@@ -1,5 +1,7 @@
 """What adapters of networks share: training on weak batches, scoring files one by one."""
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,16 +11,18 @@ import torch
 from lightning_fabric import Fabric
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
-from cdgp.bench.methods import Fitted, Pipeline, Scored
+from cdgp.bench.methods import Fitted, MethodOptions, Pipeline, Scored
 from cdgp.data.images import read_picture, to_input
 from cdgp.data.manifest import WeakSplit
+from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
 from cdgp.training.dual_gp import weak_batch
-from cdgp.training.loop import run_stage
+from cdgp.training.loop import cosine, run_stage
 from cdgp.training.pictures import Pictures
-from cdgp.training.stages import dual_gp_samples, fingerprint
+from cdgp.training.stages import dual_gp_samples, fingerprint, shared_parts
 
 Run = Callable[[Tensor], tuple[NDArray[np.float32], float]]
 """An input (1, 3, H, W) in [0, 1], on the network's device, to a map (h, w) and an image score."""
@@ -56,7 +60,8 @@ def train_on_labels(
     mark = fingerprint(settings, data.sha256, "dual_gp")
     signs: dict[str, Any] = {}
     run_stage(
-        name, fabric, model, torch.optim.AdamW(groups), s.steps, s.final_learning_rate,
+        name, fabric, model, torch.optim.AdamW(groups), s.steps,
+        cosine(s.steps, s.final_learning_rate),
         lambda step: weak_batch(pictures, settings, step), f"{name} {mark}",
         states / f"{name}-{mark[:16]}" / f"{name}.safetensors", signs.update, progress,
     )  # fmt: skip
@@ -82,3 +87,69 @@ def fitted_network(
             yield Scored((picture.shape[0], picture.shape[1]), values, image_score)
 
     return Fitted(score, seconds, probability, facts, lambda: Pipeline(network, run))
+
+
+def state_of(
+    name: str,
+    options: MethodOptions,
+    sha256: str,
+    settings: Settings,
+    states: Path,
+    without: tuple[str, ...] = (),
+) -> tuple[str, Path]:
+    """Digest of all that decides a method's weights, and where they lie.
+
+    Args:
+        name: of the method.
+        options: its own.
+        sha256: of the pictures that it may train on.
+        settings: of the row.
+        states: folder of states.
+        without: settings among the shared ones that it does not use.
+    """
+    shared = {k: v for k, v in shared_parts(settings).items() if k not in without}
+    decides = [name, options.decides(), sha256, settings.calibration.pictures, shared]
+    mark = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+    return mark, states / f"{name}-{mark[:16]}" / f"{name}.safetensors"
+
+
+def neighbourhoods(encoder: Encoder, images: Tensor, stages: Sequence[int], scale: int) -> Tensor:
+    """Some frozen stages at one size, each position averaged over the nine around it.
+
+    Args:
+        encoder: put in evaluation mode.
+        images: (B, 3, H, W) RGB in [0, 1].
+        stages: of 0, 1, 2 (strides 4, 8, 16), the finest first.
+        scale: the size is that of the first one, times this.
+
+    Returns:
+        (B, C, h, w), C the sum of the stages' channels.
+    """
+    with torch.no_grad():
+        found = encoder.eval()(encoder.normalise(images))
+        finest = found[stages[0]]
+        size = (scale * finest.shape[2], scale * finest.shape[3])
+        spread = [
+            functional.interpolate(found[i], size, mode="bilinear", align_corners=True)
+            for i in stages
+        ]
+        return functional.avg_pool2d(torch.cat(spread, 1), 3, 1, 1)
+
+
+def learning_curve(log: Path) -> tuple[list[list[float]], float]:
+    """What ``json_log`` has kept of a stage: (step, loss) pairs, and the seconds that it took.
+
+    A stage that was resumed has told some steps twice; the last one counts. A line that a lost
+    machine has cut is left out.
+    """
+    losses: dict[int, float] = {}
+    seconds = 0.0
+    for line in log.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        seconds = record.get("seconds", seconds)
+        if "loss" in record:
+            losses[record["step"]] = record["loss"]
+    return [[step, losses[step]] for step in sorted(losses)], float(seconds)

@@ -387,30 +387,6 @@ def test_supersimplenet_keeps_a_defect_free_map_quiet(prepared: Prepared, tmp_pa
     assert fitted.facts["budget_share"] < 0.05
 
 
-def test_supersimplenet_goes_on_where_it_was(
-    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed after any step it ends with the same weights: masks and noise depend on the step."""
-    options, chosen = tiny_options("supersimplenet", Path()), tiny_settings()
-    whole = ssn.fit(prepared.weak, chosen, tmp_path / "a", Quiet(), options).pipeline().network
-    monkeypatch.setattr("cdgp.training.loop.SAVE_SECONDS", -1.0)
-    masks = ssn.perlin_masks
-    calls = []
-
-    def killed(*arguments: Any) -> torch.Tensor:
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return masks(*arguments)
-
-    monkeypatch.setattr(ssn, "perlin_masks", killed)
-    with pytest.raises(KeyboardInterrupt):
-        ssn.fit(prepared.weak, chosen, tmp_path / "b", Quiet(), options)
-    resumed = ssn.fit(prepared.weak, chosen, tmp_path / "b", Quiet(), options).pipeline().network
-    for key, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[key]), key
-
-
 def test_supersimplenet_map_is_blurred_at_the_input_size(
     prepared: Prepared, tmp_path: Path
 ) -> None:
@@ -496,25 +472,28 @@ def test_weakrest_guesses_are_those_of_the_flipped_picture_turned_back() -> None
     np.testing.assert_allclose(model.guessed(away), expected.detach(), atol=1e-6)
 
 
-def test_weakrest_goes_on_where_it_was(
-    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("module", "drawn"), [(ssn, "perlin_masks"), (weakrest, "synthetic")])
+def test_reimplementations_go_on_where_they_were(
+    module: Any, drawn: str, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options, chosen = tiny_options("weakrest", Path()), tiny_settings()
-    whole = weakrest.fit(prepared.weak, chosen, tmp_path / "a", Quiet(), options)
+    """Killed after any step they end with the same weights: what is drawn depends on the step."""
+    name = module.__name__.rpartition(".")[2]
+    options, chosen = tiny_options(name, Path()), tiny_settings()
+    whole = module.fit(prepared.weak, chosen, tmp_path / "a", Quiet(), options)
     monkeypatch.setattr("cdgp.training.loop.SAVE_SECONDS", -1.0)
-    blend = weakrest.synthetic
+    draw = getattr(module, drawn)
     calls = []
 
     def killed(*arguments: Any) -> Any:
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return blend(*arguments)
+        return draw(*arguments)
 
-    monkeypatch.setattr(weakrest, "synthetic", killed)
+    monkeypatch.setattr(module, drawn, killed)
     with pytest.raises(KeyboardInterrupt):
-        weakrest.fit(prepared.weak, chosen, tmp_path / "b", Quiet(), options)
-    resumed = weakrest.fit(prepared.weak, chosen, tmp_path / "b", Quiet(), options)
+        module.fit(prepared.weak, chosen, tmp_path / "b", Quiet(), options)
+    resumed = module.fit(prepared.weak, chosen, tmp_path / "b", Quiet(), options)
     again = resumed.pipeline().network.state_dict()
     for key, value in whole.pipeline().network.state_dict().items():
         assert torch.equal(value, again[key]), key

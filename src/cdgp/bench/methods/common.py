@@ -20,7 +20,7 @@ from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
 from cdgp.training.dual_gp import weak_batch
-from cdgp.training.loop import cosine, run_stage
+from cdgp.training.loop import cosine, json_log, run_stage
 from cdgp.training.pictures import Pictures
 from cdgp.training.stages import dual_gp_samples, fingerprint, shared_parts
 
@@ -134,6 +134,28 @@ def neighbourhoods(encoder: Encoder, images: Tensor, stages: Sequence[int], scal
             for i in stages
         ]
         return functional.avg_pool2d(torch.cat(spread, 1), 3, 1, 1)
+
+
+def train_with_curve(
+    name: str,
+    fabric: Fabric,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    factor: Callable[[int], float],
+    batch: Callable[[int], tuple[Any, ...]],
+    kept: tuple[str, Path],
+    progress: Progress,
+) -> tuple[list[list[float]], float]:
+    """``run_stage`` with its log beside the state that ``state_of`` names; returns the curve."""
+    mark, state = kept
+    log = state.with_name("log.jsonl")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    run_stage(
+        name, fabric, model, optimizer, steps, factor, batch, mark, state, json_log(log), progress
+    )
+    model.eval()
+    return learning_curve(log)
 
 
 def learning_curve(log: Path) -> tuple[list[list[float]], float]:

@@ -28,12 +28,12 @@ from torchvision.ops import sigmoid_focal_loss
 from torchvision.transforms.functional import gaussian_blur
 
 from cdgp.bench.methods import Fitted, MethodOptions
-from cdgp.bench.methods.common import fitted_network, learning_curve, neighbourhoods, state_of
+from cdgp.bench.methods.common import fitted_network, neighbourhoods, state_of, train_with_curve
 from cdgp.data.manifest import WeakSplit
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.loop import json_log, new_fabric, run_stage
+from cdgp.training.loop import new_fabric
 from cdgp.training.pictures import Pictures, seeded, shuffled_stream
 from cdgp.training.stages import dual_gp_samples, pretrained
 
@@ -230,14 +230,10 @@ def fit(
         torch.nn.utils.clip_grad_norm_(trained, CLIP)
 
     optimizer.register_step_pre_hook(clip)
-    mark, state = state_of("supersimplenet", options, data.sha256, settings, states)
-    log = state.with_name("log.jsonl")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    run_stage(
-        "supersimplenet", fabric, model, optimizer, steps, falling(steps), batch, mark, state,
-        json_log(log), progress,
-    )  # fmt: skip
-    model.eval()
+    kept = state_of("supersimplenet", options, data.sha256, settings, states)
+    curve, seconds = train_with_curve(
+        "supersimplenet", fabric, model, optimizer, steps, falling(steps), batch, kept, progress
+    )
 
     @torch.inference_mode()
     def run(image: Tensor) -> tuple[NDArray[np.float32], float]:
@@ -247,7 +243,6 @@ def fit(
         blurred = gaussian_blur(spread, [kernel, kernel], [BLUR, BLUR])
         return blurred[0, 0].cpu().numpy(), float(torch.sigmoid(said.picture.double())[0])
 
-    curve, seconds = learning_curve(log)
     facts = {
         "code": "reimplemented",
         "options": options.decides(),

@@ -27,13 +27,13 @@ from torch.nn import functional
 from torchvision.models.swin_transformer import SwinTransformerBlock
 
 from cdgp.bench.methods import Fitted, MethodOptions
-from cdgp.bench.methods.common import fitted_network, learning_curve, neighbourhoods, state_of
+from cdgp.bench.methods.common import fitted_network, neighbourhoods, state_of, train_with_curve
 from cdgp.bench.methods.through_anomalib import quiet_and_seeded
 from cdgp.data.manifest import WeakSplit
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.loop import cosine, json_log, new_fabric, run_stage
+from cdgp.training.loop import cosine, new_fabric
 from cdgp.training.pictures import Pictures, evenly, seeded, shuffled_stream
 from cdgp.training.stages import dual_gp_samples, pretrained
 
@@ -214,10 +214,8 @@ def fit(
                         settings.data.white_level)  # fmt: skip
     bad, every = pictures.indices(defective=True), pictures.indices(defective=False)
     remembered, good = every[::2], every[1::2]
-    mark, state = state_of("weakrest", options, data.sha256, settings, states)
-    log = state.with_name("log.jsonl")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    if not state.is_file():
+    kept = state_of("weakrest", options, data.sha256, settings, states)
+    if not kept[1].is_file():
         positions = settings.input_size[0] // 8 * (settings.input_size[1] // 8)
         shown = evenly(remembered, 4 * -(-CANDIDATES // positions))
         fill_memory(model.residuals, (pictures.batch([i]) for i in shown), settings.seed)
@@ -234,11 +232,10 @@ def fit(
 
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=options.learning_rate)
-    run_stage(
+    curve, seconds = train_with_curve(
         "weakrest", fabric, model, optimizer, options.steps, cosine(options.steps, 0.05), batch,
-        mark, state, json_log(log), progress,
+        kept, progress,
     )  # fmt: skip
-    model.eval()
 
     @torch.inference_mode()
     def run(image: Tensor) -> tuple[NDArray[np.float32], float]:
@@ -246,6 +243,5 @@ def fit(
         probability = top_mean(torch.sigmoid(logits.double()))
         return logits[0].cpu().numpy(), float(probability[0])
 
-    curve, seconds = learning_curve(log)
     facts = {"code": "reimplemented", "options": options.decides(), "learning_curve": curve}
     return fitted_network(model, run, settings, fabric.device, seconds, True, facts)

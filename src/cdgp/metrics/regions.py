@@ -90,6 +90,12 @@ def _area(
     return float(weights @ (left - inside + inside**2 / (2 * np.maximum(tied, 1))))
 
 
+def labelled_regions(mask: BoolArray) -> tuple[NDArray[np.int32], int]:
+    """The 8-connected regions of a mask, numbered from 1 in an array of its shape, and how many."""
+    labels, count = ndimage.label(mask, structure=np.ones((3, 3)))
+    return labels, count
+
+
 def _defect_pixels(
     pairs: list[tuple[FloatArray, BoolArray]],
 ) -> tuple[FloatArray, NDArray[np.float64]]:
@@ -97,7 +103,7 @@ def _defect_pixels(
     scores, shares, regions = [], [], 0
     for values, mask in pairs:
         if mask.any():
-            labels, count = ndimage.label(mask, structure=np.ones((3, 3)))
+            labels, count = labelled_regions(mask)
             region = labels[mask]
             scores.append(values[mask])
             shares.append(1.0 / np.bincount(region)[region])

@@ -20,6 +20,8 @@ from cdgp.progress import Progress
 
 SAVE_SECONDS = 20.0
 LOG_EVERY = 10
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
+"""Names of glibc's malloc.h."""
 
 
 def keep_freed_memory() -> None:
@@ -31,10 +33,24 @@ def keep_freed_memory() -> None:
     if platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL("libc.so.6")
-    m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4
-    libc.mallopt(m_mmap_max, 0)
-    libc.mallopt(m_trim_threshold, 2**31 - 1)
-    libc.mallopt(m_top_pad, 256 * 2**20)
+    libc.mallopt(M_MMAP_MAX, 0)
+    libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    libc.mallopt(M_TOP_PAD, 256 * 2**20)
+
+
+def return_freed_memory() -> None:
+    """Undo ``keep_freed_memory``, for work whose large buffers come in many sizes.
+
+    Kept buffers are cut up there until none fits, and memory grows without end.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    libc = ctypes.CDLL("libc.so.6")
+    libc.mallopt(M_MMAP_MAX, 2**16)  # its default, like the next two
+    libc.mallopt(M_TRIM_THRESHOLD, 2**17)
+    libc.mallopt(M_TOP_PAD, 0)
+    libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # the most that it adapts to by itself
+    libc.malloc_trim(0)
 
 
 def new_fabric() -> Fabric:

@@ -72,7 +72,7 @@ def fit(
             f"{settings.input_size[0]}x{settings.input_size[1]}: lower the data set's input_size, "
             "or options.padim.features"
         )
-    recipe = Recipe("padim", build, samples, 32, {"max_epochs": 1}, {})
+    recipe = Recipe("padim", build, samples, 32, {"max_epochs": 1}, {}, collects=True)
     return fit_through_anomalib(recipe, data, settings, states, progress, options)
 
 

@@ -60,5 +60,5 @@ def fit(
 ) -> Fitted:
     """Collect the good training pictures' patches and keep a coreset."""
     samples = dual_gp_samples(data, settings)
-    recipe = Recipe("patchcore", build, samples, 32, {"max_epochs": 1}, {})
+    recipe = Recipe("patchcore", build, samples, 32, {"max_epochs": 1}, {}, collects=True)
     return fit_through_anomalib(recipe, data, settings, states, progress, options)

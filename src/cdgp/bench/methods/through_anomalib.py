@@ -37,7 +37,7 @@ from cdgp.files import save_tensors, written_whole
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Advance, Progress, Quiet
-from cdgp.training.loop import new_fabric, read_state
+from cdgp.training.loop import new_fabric, read_state, return_freed_memory
 from cdgp.training.stages import pretrained
 
 CURVE_POINTS = 40
@@ -136,6 +136,8 @@ class Recipe(NamedTuple):
     """What the row says besides."""
     pretrained: bool = True
     """Whether it takes the benchmark's backbone."""
+    collects: bool = False
+    """Whether it gathers features in one pass instead of training by steps."""
     finish: Callable[[Any], None] | None = None
     """Called with the trained module before it is kept."""
 
@@ -165,6 +167,8 @@ def fit_through_anomalib(
         module = built()
         began = time.monotonic()
         table = rows(recipe.pictures, settings, states)
+        if recipe.collects:
+            return_freed_memory()
         with quiet_and_seeded(settings.seed, bars=not isinstance(progress, Quiet)):
             curve = _train(recipe, module, table, device, progress)
             if recipe.finish is not None:

@@ -16,6 +16,7 @@ import functools
 import json
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from cdgp.bench.methods import Fit, classifier, mil_topk, supersimplenet
+from cdgp.bench.methods import Fit, classifier, mil_topk, padim, supersimplenet
 from cdgp.bench.run import read_rows
 from cdgp.data.images import read_picture, to_input
 from cdgp.data.layouts import load
@@ -36,6 +37,7 @@ from cdgp.method.calibration import upsample
 from cdgp.method.detector import Evidence, calibrated, reconstruction_residual
 from cdgp.metrics.ranking import image_auroc, pixel_auroc
 from cdgp.metrics.regions import aupro
+from cdgp.presets import Settings
 from cdgp.presets import settings as preset
 from cdgp.progress import Bars
 from cdgp.training.calibrate import CalibrationEvidence, collect_evidence, fit_calibration
@@ -103,6 +105,9 @@ CORE_SIZES = {"magnetic_tile": (192, 192), "ksdd": (384, 160)}
 STUDENT_RATES = {"student 3e-4": 3e-4, "student 1e-3": 1e-3, "student 3e-3": 3e-3}
 """The reverse student's learning rate, ranked by the residual alone on planted defects: the largest
 mean, over sets and seeds, of AUROC-P, AUPRO@.3 and AUPRO@.05."""
+DISTANCES = {"distance": False, "residual + distance": True}
+"""PaDiM's distance on the residual's own frozen features, alone and with the chosen student's
+residual, each in standard deviations over good calibration pictures; ranked as the rates are."""
 GRID = [(w, tail) for w in (0.0, 0.01, 0.025, 0.05, 0.1, 0.2) for tail in ("counting", "pareto")]
 """Fusion weights and tails, of the finalists."""
 SHORT_GRID = [(0.025, "counting")]
@@ -116,7 +121,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results/ablation.jsonl"))
     parser.add_argument("--sets", nargs="*", default=list(SIZES))
     parser.add_argument(
-        "--variants", nargs="*", default=list(VARIANTS | BAG_METHODS | STUDENT_RATES)
+        "--variants", nargs="*", default=list(VARIANTS | BAG_METHODS | STUDENT_RATES | DISTANCES)
     )
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--states", type=Path, default=Path("runs/ablation"))
@@ -174,9 +179,12 @@ def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states
     student = None
     for variant in variants:
         began = time.monotonic()
-        if variant in BAG_METHODS | STUDENT_RATES:
+        if variant in BAG_METHODS | STUDENT_RATES | DISTANCES:
             if variant in BAG_METHODS:
                 row = bag_row(screening, *BAG_METHODS[variant])
+            elif variant in DISTANCES:
+                row = distance_row(screening, calibrating, CORE_SIZES[name], DISTANCES[variant],
+                                   folder)  # fmt: skip
             else:
                 row = student_row(screening, CORE_SIZES[name], STUDENT_RATES[variant],
                                   folder)  # fmt: skip
@@ -241,32 +249,75 @@ def bag_row(screening: Screening, fit: Fit, rate: float) -> dict[str, float | No
     with TemporaryDirectory() as folder:
         fitted = fit(manifest.weak_split(), s, Path(folder), Bars())
         scores = [f.image_score for f in fitted.score([c.image for c in calibration])]
-        planted = [Path(folder) / f"{index}.png" for index in range(len(native))]
-        for path, picture in zip(planted, native, strict=True):
-            Image.fromarray(np.rint(picture * 255).astype(np.uint8)).save(path)
+        planted = saved(native, Path(folder))
         maps = [resized(f.anomaly_map, f.size) for f in fitted.score(planted)]
     ranking = image_auroc(scores, [c.defective for c in calibration]).value
     return {"calibration_image_auroc": ranking, **planted_metrics(maps, masks)}
+
+
+def saved(pictures: Sequence[np.ndarray], folder: Path) -> list[Path]:
+    """Pictures, HWC in [0, 1], as files for methods that read files."""
+    paths = [folder / f"{index}.png" for index in range(len(pictures))]
+    for path, picture in zip(paths, pictures, strict=True):
+        Image.fromarray(np.rint(picture * 255).astype(np.uint8)).save(path)
+    return paths
 
 
 def student_row(
     screening: Screening, size: tuple[int, int], rate: float, states: Path
 ) -> dict[str, Any]:
     """The student on good fit pictures, its residual ranked on planted defects."""
-    manifest, _, seed, native, masks = screening
-    s = preset("lite", seed=seed, input_size=size, student={"learning_rate": rate})
-    weak = manifest.weak_split()
-    folder = states / f"student-{fingerprint(s, weak.good_fit_sha256, 'student')[:16]}"
-    teacher, student = student_stage(weak, s, new_fabric(), folder, lambda record: None, Bars())
-    with torch.inference_mode():
-        maps = [
-            upsample(
-                reconstruction_residual(teacher, student, to_input(picture, size)[None]), mask.shape
-            )[0].numpy()
-            for picture, mask in zip(native, masks, strict=True)
-        ]
+    s = preset("lite", seed=screening.seed, input_size=size, student={"learning_rate": rate})
+    residuals = residuals_of(screening.native, screening.manifest, s, states)
+    maps = [resized(r, m.shape) for r, m in zip(residuals, screening.masks, strict=True)]
     return {"calibration_image_auroc": None, "input_size": size, "steps": s.student.steps,
-            **planted_metrics(maps, masks)}  # fmt: skip
+            **planted_metrics(maps, screening.masks)}  # fmt: skip
+
+
+def residuals_of(
+    pictures: Iterable[np.ndarray], manifest: Manifest, settings: Settings, states: Path
+) -> list[np.ndarray]:
+    """Residual maps (H/4, W/4) of pictures, from a student on good fit pictures."""
+    weak = manifest.weak_split()
+    folder = states / f"student-{fingerprint(settings, weak.good_fit_sha256, 'student')[:16]}"
+    teacher, student = student_stage(
+        weak, settings, new_fabric(), folder, lambda record: None, Bars()
+    )
+    with torch.inference_mode():
+        inputs = (to_input(picture, settings.input_size)[None] for picture in pictures)
+        return [reconstruction_residual(teacher, student, i)[0].numpy() for i in inputs]
+
+
+def distance_row(
+    screening: Screening,
+    calibrating: Sequence[WeakSample],
+    size: tuple[int, int],
+    residual: bool,
+    states: Path,
+) -> dict[str, Any]:
+    """PaDiM's distance on good fit pictures, with the student's residual added to it or not."""
+    manifest, _, seed, native, masks = screening
+    s = preset("lite", seed=seed, input_size=size, calibration={"pictures": "held_out"})
+    good = [c.image for c in calibrating if not c.defective]
+    with TemporaryDirectory() as folder:
+        fitted = padim.fit(manifest.weak_split(), s, Path(folder), Bars(), padim.LITE)
+        usual = [f.anomaly_map for f in fitted.score(good)]
+        found = [f.anomaly_map for f in fitted.score(saved(native, Path(folder)))]
+    sums = standardised(found, usual, masks)
+    if residual:
+        usual = residuals_of((read_picture(path) for path in good), manifest, s, states)
+        found = residuals_of(native, manifest, s, states)
+        sums = [a + b for a, b in zip(sums, standardised(found, usual, masks), strict=True)]
+    return {"calibration_image_auroc": None, "input_size": size, "steps": s.student.steps,
+            **planted_metrics(sums, masks)}  # fmt: skip
+
+
+def standardised(
+    maps: Sequence[np.ndarray], usual: Sequence[np.ndarray], masks: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Maps at their masks' sizes, in standard deviations from the mean of the usual ones."""
+    mean, spread = np.mean(usual), np.std(usual)
+    return [resized((m - mean) / spread, mask.shape) for m, mask in zip(maps, masks, strict=True)]
 
 
 def localisation(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import random
 import signal
 import subprocess
@@ -347,3 +348,34 @@ def test_student_reconstructs_normal_pictures_and_fails_on_defects(tmp_path: Pat
     copy_auroc = pixel_auroc([np.round(m, 5) for m in maps["copy"]], masks).value
     assert student_auroc is not None and student_auroc >= 0.9
     assert copy_auroc is not None and copy_auroc < 0.9
+
+
+MEMORY = """
+import re, torch
+from pathlib import Path
+from cdgp.training.loop import keep_freed_memory, return_freed_memory
+
+def resident():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
+
+def held_after_use():
+    before = resident()
+    torch.ones(2**26)
+    return resident() - before
+
+torch.ones(2**20)
+keep_freed_memory()
+kept = held_after_use()
+return_freed_memory()
+print(kept, held_after_use())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps memory")
+def test_freed_memory_is_kept_for_training_and_returned_for_collecting() -> None:
+    told = subprocess.run(  # the switches are the process's own
+        [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True
+    ).stdout
+    kept, returned = map(int, told.split())
+    assert kept > 200  # MiB, of a tensor of 256
+    assert returned < 50

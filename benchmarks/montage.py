@@ -1,0 +1,103 @@
+"""Every method's maps of the same five defective test pictures, side by side.
+
+    CDGP_DATA=DATA python benchmarks/montage.py --plan house --runs runs/house --states runs/core
+
+Takes the first seed's trained methods from --states and writes RUNS/montages/SET.png. The pictures
+are five of the test part, evenly spaced by the marked share of the picture, one of each kind of
+defect where file names tell five kinds. Colours run, for each method, from the median to the
+maximum over its five maps. The drawings show real parts, so they stay with the run.
+"""
+
+import argparse
+from collections import defaultdict
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+from cdgp.bench.grid import METHODS
+from cdgp.bench.plan import read_plan
+from cdgp.bench.protocol import Prepared
+from cdgp.bench.run import ROWS, key_of, plan_cells, prepare_all, read_rows
+from cdgp.bench.scoring import kind_of
+from cdgp.data.images import picture_size, read_mask, read_picture
+from cdgp.data.manifest import Sample
+from cdgp.inference import resized
+from cdgp.progress import Bars
+
+matplotlib.use("Agg")
+COUNT = 5
+
+
+def main() -> None:
+    import matplotlib.pyplot as plt
+
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--plan", default="house")
+    parser.add_argument("--runs", type=Path, default=Path("runs/house"))
+    parser.add_argument("--states", type=Path, default=Path("runs/core"))
+    arguments = parser.parse_args()
+    plan, progress = read_plan(arguments.plan), Bars()
+    prepared = prepare_all(plan, arguments.runs, progress, print)
+    trained = {
+        (row["dataset"], row["method"])
+        for row in read_rows(arguments.runs / ROWS)
+        if row["status"] == "ok" and row["seed"] == plan.seeds[0] and row["setting"] == "default"
+    }
+    columns: dict[str, dict[str, list[np.ndarray]]] = defaultdict(dict)
+    shown: dict[str, list[Sample]] = {}
+    for cell in plan_cells(plan, {key[:2] for key in prepared}):
+        method, part = cell.line.method, prepared[key_of(cell)]
+        whole = cell.line.setting == "default" and cell.budget is None
+        drawn = METHODS[method].supervision != "control" and cell.seed == plan.seeds[0]
+        if not whole or not drawn or (cell.dataset, method) not in trained:
+            continue
+        chosen = shown.setdefault(cell.dataset, examples(part))
+        fitted = cell.fit(part.weak, arguments.states / cell.dataset, progress)
+        columns[cell.dataset][method] = [
+            resized(told.anomaly_map, told.size) for told in fitted.score([s.image for s in chosen])
+        ]
+    for dataset, maps in columns.items():
+        pictures = [read_picture(s.image) for s in shown[dataset]]
+        masks = [read_mask(s.mask, picture_size(s.image)) for s in shown[dataset] if s.mask]
+        height = 2.0 * max(p.shape[0] / p.shape[1] for p in pictures)
+        figure, axes = plt.subplots(
+            COUNT, 1 + len(maps), figsize=(2.0 * (1 + len(maps)), COUNT * height), squeeze=False,
+            layout="constrained",
+        )  # fmt: skip
+        for row, (picture, mask) in enumerate(zip(pictures, masks, strict=True)):
+            axes[row, 0].imshow(picture)
+            for axis in axes[row]:
+                axis.contour(mask, levels=[0.5], colors="lime", linewidths=0.7)
+                axis.set_axis_off()
+        axes[0, 0].set_title("picture, true mask", fontsize=8)
+        for column, (method, found) in enumerate(maps.items(), start=1):
+            pooled = np.concatenate([m.ravel() for m in found])
+            low, high = float(np.median(pooled)), float(pooled.max())
+            axes[0, column].set_title(METHODS[method].title.replace(" (", "\n("), fontsize=8)
+            for row, values in enumerate(found):
+                axes[row, column].imshow(values, cmap="inferno", vmin=low, vmax=high)
+        path = arguments.runs / "montages" / f"{dataset}.png"
+        path.parent.mkdir(exist_ok=True)
+        figure.savefig(path, dpi=90)
+        print(path)
+
+
+def examples(part: Prepared) -> list[Sample]:
+    """Five defective test pictures with a marked mask."""
+    shares, kinds = [], defaultdict(list)
+    for sample in part.manifest.of("test"):
+        if sample.defective and sample.mask is not None:
+            share = float(read_mask(sample.mask, picture_size(sample.image)).mean())
+            if share > 0:
+                shares.append((share, str(sample.image), sample))
+                kinds[kind_of(sample.image.stem)].append(shares[-1])
+    groups = list(kinds.values()) if len(kinds) == COUNT else [sorted(shares)]
+    if len(groups) == COUNT:
+        return [sorted(of_kind)[len(of_kind) // 2][2] for of_kind in groups]
+    places = np.linspace(0, len(shares) - 1, COUNT).round().astype(int)
+    return [groups[0][place][2] for place in places]
+
+
+if __name__ == "__main__":
+    main()

@@ -178,28 +178,41 @@ def sizes(dataset: str, seed: int, methods: dict[str, Profile], found: dict) -> 
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Differences, mean over seeds, and in how many seeds the interval lies above or below zero."""
+    """Both tables, with a line between them."""
+    return f"{pairs_table(rows)}\n\n{sizes_table(rows)}"
+
+
+def pairs_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Difference and interval, means over seeds; in how many the interval lies off zero."""
     pooled: dict[tuple[str, ...], list[dict]] = defaultdict(list)
     for row in rows:
         if row["kind"] == "pair":
             pooled[row["dataset"], row["first"], row["second"], row["metric"]].append(row)
-    lines = ["| set | CDGP | against | seeds | " + " | ".join(NAMES.values()) + " |",
+    lines = [f"| set | first | second | seeds | {' | '.join(NAMES.values())} |",
              "|---" * 8 + "|"]  # fmt: skip
-    for dataset, first, second in dict.fromkeys(key[:3] for key in pooled):
-        cells, seeds = [], 0
-        for metric in NAMES:
-            found = pooled[dataset, first, second, metric]
-            seeds = len(found)
-            ahead = sum(r["low"] > 0 for r in found)
-            behind = sum(r["high"] < 0 for r in found)
-            mean = 100 * np.mean([r["value"] for r in found])
-            low, high = (100 * np.mean([r[end] for r in found]) for end in ("low", "high"))
-            cells.append(f"{mean:+.1f} ({low:+.1f} to {high:+.1f}; {ahead} ahead, {behind} behind)")
+    order = list(METHODS)
+    named = sorted(
+        dict.fromkeys(key[:3] for key in pooled), key=lambda k: (k[0], k[1], order.index(k[2]))
+    )
+    for dataset, first, second in named:
+        told = [pooled[dataset, first, second, metric] for metric in NAMES]
+        cells = " | ".join(_cell(found) if found else "–" for found in told)
         names = METHODS[first].title, METHODS[second].title
-        lines.append(f"| {dataset} | {names[0]} | {names[1]} | {seeds} | {' | '.join(cells)} |")
-    lines += ["", "| set | method | " + " | ".join(
-        f"{size} {name}" for name in ("AUPRO@.3", "AUPRO@.05") for size in SIZES
-    ) + " |", "|---" * 8 + "|"]  # fmt: skip
+        seeds = max(len(found) for found in told)
+        lines.append(f"| {dataset} | {names[0]} | {names[1]} | {seeds} | {cells} |")
+    return "\n".join(lines)
+
+
+def _cell(found: Sequence[dict[str, Any]]) -> str:
+    value, low, high = (100 * np.mean([r[key] for r in found]) for key in ("value", "low", "high"))
+    ahead, behind = sum(r["low"] > 0 for r in found), sum(r["high"] < 0 for r in found)
+    return f"{value:+.1f} [{low:+.1f}, {high:+.1f}] {ahead}/{behind}"
+
+
+def sizes_table(rows: Sequence[dict[str, Any]]) -> str:
+    """AUPRO of small, middle and large regions, means over seeds."""
+    heads = [f"{size} {name}" for name in ("AUPRO@.3", "AUPRO@.05") for size in SIZES]
+    lines = [f"| set | method | seeds | {' | '.join(heads)} |", "|---" * 9 + "|"]
     by_size: dict[tuple[str, str], list[dict]] = defaultdict(list)
     for row in rows:
         if row["kind"] == "size":
@@ -213,7 +226,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             for key in ("pixel_aupro_30", "pixel_aupro_05")
             for size in SIZES
         ]
-        lines.append(f"| {dataset} | {METHODS[method].title} | {' | '.join(cells)} |")
+        seeds = len({r["seed"] for r in found})
+        lines.append(f"| {dataset} | {METHODS[method].title} | {seeds} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from ablation import table as ablation_table
+from paired import pairs_table, sizes_table
 
 from cdgp.bench.grid import METHODS
 from cdgp.bench.page import render
@@ -42,9 +43,12 @@ def main() -> None:
         if (folder / ROWS).exists():
             render(read_plan(name), read_rows(folder / ROWS), read_rows(folder / COSTS), folder)
     house = read_rows(RESULTS / "house" / ROWS)
+    paired = read_rows(RESULTS / "house" / "paired.jsonl")
     main_rows = [r for r in house if r["setting"] == "default" and not r["budget"]]
     blocks = {
         "headline": headline(main_rows),
+        "paired": pairs_table(paired),
+        "sizes": sizes_table(paired),
         "kinds": kinds_table(main_rows),
         "branches": branches_table(main_rows),
         "ablation": ablation_table(RESULTS / "ablation.jsonl"),

@@ -280,12 +280,14 @@ def residuals_of(
     """Residual maps (H/4, W/4) of pictures, from a student on good fit pictures."""
     weak = manifest.weak_split()
     folder = states / f"student-{fingerprint(settings, weak.good_fit_sha256, 'student')[:16]}"
-    teacher, student = student_stage(
-        weak, settings, new_fabric(), folder, lambda record: None, Bars()
-    )
+    fabric = new_fabric()
+    teacher, student = student_stage(weak, settings, fabric, folder, lambda record: None, Bars())
     with torch.inference_mode():
         inputs = (to_input(picture, settings.input_size)[None] for picture in pictures)
-        return [reconstruction_residual(teacher, student, i)[0].numpy() for i in inputs]
+        return [
+            reconstruction_residual(teacher, student, i.to(fabric.device))[0].cpu().numpy()
+            for i in inputs
+        ]
 
 
 def distance_row(
@@ -308,7 +310,8 @@ def distance_row(
         usual = residuals_of((read_picture(path) for path in good), manifest, s, states)
         found = residuals_of(native, manifest, s, states)
         sums = [a + b for a, b in zip(sums, standardised(found, usual, masks), strict=True)]
-    return {"calibration_image_auroc": None, "input_size": size, "steps": s.student.steps,
+    return {"calibration_image_auroc": None, "input_size": size,
+            "steps": s.student.steps if residual else 0,
             **planted_metrics(sums, masks)}  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
     CDGP_DATA=DATA python benchmarks/montage.py --plan house --runs runs/house --states runs/core
 
-Takes the first seed's trained methods from --states and writes RUNS/montages/SET.png. The pictures
+Takes the first seed's trained methods from --states and writes RUNS/montages/SET-CATEGORY.png. The pictures
 are five of the test part, evenly spaced by the marked share of the picture, one of each kind of
 defect where file names tell five kinds. Colours run, for each method, from the median to the
 maximum over its five maps. The drawings show real parts, so they stay with the run.
@@ -14,11 +14,21 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+from paired import whole_cells
 
 from cdgp.bench.grid import METHODS
 from cdgp.bench.plan import read_plan
-from cdgp.bench.protocol import Prepared
-from cdgp.bench.run import ROWS, key_of, plan_cells, prepare_all, read_rows
+from cdgp.bench.protocol import Key, Prepared
+from cdgp.bench.run import (
+    ROWS,
+    hash_of,
+    identity_of,
+    key_of,
+    only_one,
+    prepare_all,
+    read_rows,
+    wanted_hash,
+)
 from cdgp.bench.scoring import kind_of
 from cdgp.data.images import picture_size, read_mask, read_picture
 from cdgp.data.manifest import Sample
@@ -38,28 +48,25 @@ def main() -> None:
     parser.add_argument("--states", type=Path, default=Path("runs/core"))
     arguments = parser.parse_args()
     plan, progress = read_plan(arguments.plan), Bars()
-    prepared = prepare_all(plan, arguments.runs, progress, print)
-    trained = {
-        (row["dataset"], row["method"])
-        for row in read_rows(arguments.runs / ROWS)
-        if row["status"] == "ok" and row["seed"] == plan.seeds[0] and row["setting"] == "default"
-    }
-    columns: dict[str, dict[str, list[np.ndarray]]] = defaultdict(dict)
-    shown: dict[str, list[Sample]] = {}
-    for cell in plan_cells(plan, {key[:2] for key in prepared}):
-        method, part = cell.line.method, prepared[key_of(cell)]
-        whole = cell.line.setting == "default" and cell.budget is None
-        drawn = METHODS[method].supervision != "control" and cell.seed == plan.seeds[0]
-        if not whole or not drawn or (cell.dataset, method) not in trained:
-            continue
-        chosen = shown.setdefault(cell.dataset, examples(part))
-        fitted = cell.fit(part.weak, arguments.states / cell.dataset, progress)
-        columns[cell.dataset][method] = [
-            resized(told.anomaly_map, told.size) for told in fitted.score([s.image for s in chosen])
-        ]
-    for dataset, maps in columns.items():
-        pictures = [read_picture(s.image) for s in shown[dataset]]
-        masks = [read_mask(s.mask, picture_size(s.image)) for s in shown[dataset] if s.mask]
+    columns: dict[Key, dict[str, list[np.ndarray]]] = defaultdict(dict)
+    shown: dict[Key, list[Sample]] = {}
+    with only_one(arguments.runs):
+        prepared = prepare_all(plan, arguments.runs, progress, print)
+        rows = {identity_of(row): row for row in read_rows(arguments.runs / ROWS)}
+        for cell in whole_cells(plan, {key[:2] for key in prepared}):
+            key, row = key_of(cell), rows.get(cell.identity)
+            same = row is not None and hash_of(row) == wanted_hash(cell, prepared[key], plan)
+            if cell.seed != plan.seeds[0] or row is None or not same or row["status"] != "ok":
+                continue
+            chosen = shown.setdefault(key, examples(prepared[key]))
+            fitted = cell.fit(prepared[key].weak, arguments.states / cell.dataset, progress)
+            columns[key][cell.line.method] = [
+                resized(scored.anomaly_map, scored.size)
+                for scored in fitted.score([s.image for s in chosen])
+            ]
+    for key, maps in columns.items():
+        pictures = [read_picture(s.image) for s in shown[key]]
+        masks = [read_mask(s.mask, picture_size(s.image)) for s in shown[key] if s.mask]
         height = 2.0 * max(p.shape[0] / p.shape[1] for p in pictures)
         figure, axes = plt.subplots(
             COUNT, 1 + len(maps), figsize=(2.0 * (1 + len(maps)), COUNT * height), squeeze=False,
@@ -77,7 +84,7 @@ def main() -> None:
             axes[0, column].set_title(METHODS[method].title.replace(" (", "\n("), fontsize=8)
             for row, values in enumerate(found):
                 axes[row, column].imshow(values, cmap="inferno", vmin=low, vmax=high)
-        path = arguments.runs / "montages" / f"{dataset}.png"
+        path = arguments.runs / "montages" / f"{key.dataset}-{key.category}.png"
         path.parent.mkdir(exist_ok=True)
         figure.savefig(path, dpi=90)
         print(path)
@@ -92,6 +99,8 @@ def examples(part: Prepared) -> list[Sample]:
             if share > 0:
                 shares.append((share, str(sample.image), sample))
                 kinds[kind_of(sample.image.stem)].append(shares[-1])
+    if len(shares) < COUNT:
+        raise SystemExit(f"{part.dataset}: fewer than {COUNT} defective test pictures with a mask")
     groups = list(kinds.values()) if len(kinds) == COUNT else [sorted(shares)]
     if len(groups) == COUNT:
         return [sorted(of_kind)[len(of_kind) // 2][2] for of_kind in groups]

@@ -1,6 +1,7 @@
 """Curves kept per picture, and the bootstrap over groups, against metrics of copied pictures."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ from cdgp.errors import DataError
 from cdgp.metrics.ranking import image_auroc, pixel_auroc
 from cdgp.metrics.regions import aupro
 from cdgp.metrics.resampling import (
-    Profile,
     difference,
     group_draws,
     profile,
@@ -70,9 +70,10 @@ def test_many_scores_are_cut_close_to_the_exact_curve() -> None:
     found = maps, [mask, np.zeros_like(mask)], [1.0, 0.0], [True, False]
     kept = profile(*found)
     assert kept.normal.shape[1] < 3100
-    told = weighted_metrics(kept, np.ones((1, 2)))
-    exact = copied(found, np.ones(2))
-    assert {k: v[0] for k, v in told.items()} == pytest.approx(exact, abs=1e-4)
+    for weights in (np.array([1.0, 1.0]), np.array([1.0, 5.0])):
+        told = weighted_metrics(kept, weights[None])
+        exact = copied(found, weights)
+        assert {k: v[0] for k, v in told.items()} == pytest.approx(exact, abs=2.5e-4)
 
 
 def test_regions_average_to_aupro() -> None:
@@ -95,36 +96,47 @@ def test_draws_take_whole_groups() -> None:
 
 def test_interval_against_all_draws() -> None:
     found = [pictures(seed, 10) for seed in (5, 6)]
-    groups = ["a", "a", "b", "b", "b", "c"]
-    kept: list[Profile] = [profile(*one, *found[0][2:]) for one in ([f[0], f[1]] for f in found)]
-    weights = group_draws(groups, 20_000, seed=2)
-    interval = difference(*(resampled(k, weights) for k in kept), "pixel_aupro_30")
-    spread = []
-    for drawn in itertools.product("abc", repeat=3):
-        weights = np.array([drawn.count(g) for g in groups], float)
-        a, b = (weighted_metrics(k, weights[None])["pixel_aupro_30"][0] for k in kept)
-        spread.append(a - b)
-    # Draws without a marked pixel (all of them c) say nothing.
-    exact = [v for v in spread if not np.isnan(v)]
-    assert len(exact) == 26
-    assert interval is not None
-    distances = np.abs(np.subtract.outer([interval.low, interval.high], exact)).min(1)
-    assert distances == pytest.approx([0, 0], abs=1e-12)  # its ends are values that occur
-    assert np.mean(np.array(exact) < interval.low - 1e-12) <= 0.03
-    assert np.mean(np.array(exact) > interval.high + 1e-12) <= 0.03
+    groups = list("abcdef")
+    kept = [profile(*one[:2], *found[0][2:]) for one in found]
+    # Every draw of six out of six groups, and how many of the 6^6 ordered ones it stands for.
+    drawn = [
+        np.bincount(d, minlength=6) for d in itertools.combinations_with_replacement(range(6), 6)
+    ]
+    times = [math.factorial(6) // math.prod(math.factorial(n) for n in d) for d in drawn]
+    assert sum(times) == 6**6
+    metrics = [weighted_metrics(k, np.array(drawn, float))["pixel_aupro_30"] for k in kept]
+    spread = np.repeat(metrics[0] - metrics[1], times)
+    exact = np.percentile(spread[~np.isnan(spread)], [2.5, 97.5])
+    weights = group_draws(groups, 40_000, seed=2)
+    told = difference(*(resampled(k, weights) for k in kept), "pixel_aupro_30")
+    assert told is not None
+    width = exact[1] - exact[0]
+    assert [told.low, told.high] == pytest.approx(exact.tolist(), abs=0.03 * width)
+    wider = np.nanpercentile(spread, [0.5, 99.5])
+    assert np.abs(wider - exact).max() > 0.06 * width  # so that one of 99 % would be seen
+    # Draws of good pictures and the one without a mask have no marked pixel, and are left out.
+    undefined = (weights[:, [0, 1, 3]].sum(1) == 0).sum()
+    assert told.draws == 40_000 - undefined < 40_000
     first, second = (copied(f[:2] + found[0][2:], np.ones(6))["pixel_aupro_30"] for f in found)
-    assert interval.value == pytest.approx(first - second, abs=1e-12)
+    assert told.value == pytest.approx(first - second, abs=1e-12)
 
 
 def test_a_method_against_itself_and_without_defects() -> None:
     found = pictures(7, 10)
     kept, weights = profile(*found), group_draws(list("aabbcc"), 200)
     same = resampled(kept, weights)
-    assert {difference(same, same, metric) for metric in same.whole} == {(0, 0, 0)}
+    assert {difference(same, same, metric)[:3] for metric in same.whole} == {(0, 0, 0)}
     maps, _, scores, _ = found
     good = profile(maps, [np.zeros(m.shape, bool) for m in maps], scores, [False] * 6)
     same = resampled(good, weights)
     assert {difference(same, same, metric) for metric in same.whole} == {None}
+
+
+def test_pictures_without_masks_have_image_metrics() -> None:
+    maps, _, scores, labels = pictures(9, 10)
+    told = weighted_metrics(profile(maps, [None] * 6, scores, labels), np.ones((1, 6)))
+    assert told["image_auroc"][0] == pytest.approx(image_auroc(scores, labels).value)
+    assert all(np.isnan(told[k][0]) for k in told if k != "image_auroc")
 
 
 def test_faults_are_told() -> None:

@@ -358,16 +358,14 @@ from cdgp.training.loop import keep_freed_memory, return_freed_memory
 def resident():
     return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
 
-def held_after_use():
-    before = resident()
-    torch.ones(2**26)
-    return resident() - before
-
 torch.ones(2**20)
+start = resident()
 keep_freed_memory()
-kept = held_after_use()
+torch.ones(2**26)
+kept = resident() - start
 return_freed_memory()
-print(kept, held_after_use())
+torch.ones(2**26)
+print(kept, resident() - start)
 """
 
 

@@ -89,7 +89,9 @@ def profile(
 
 
 def _thresholds(pairs: Sequence[tuple[FloatArray, BoolArray]]) -> FloatArray:
-    """Falling, from the highest score to the lowest."""
+    """Falling, from the highest score to the lowest; one of no meaning where there is no map."""
+    if not pairs:
+        return np.zeros(1)
     normal = np.sort(np.concatenate([values[~mask] for values, mask in pairs]))
     marked = np.sort(np.concatenate([values[mask] for values, mask in pairs]))
     every = np.unique(np.concatenate([np.unique(normal), np.unique(marked)]))
@@ -199,7 +201,9 @@ class Difference(NamedTuple):
     value: float
     low: float
     high: float
-    """Ends of the 95 % percentile interval."""
+    """Ends of the 95 % percentile interval: of which test pictures were drawn, not of training."""
+    draws: int
+    """In which the metric is defined."""
 
 
 def difference(first: Resampled, second: Resampled, metric: str) -> Difference | None:
@@ -214,4 +218,4 @@ def difference(first: Resampled, second: Resampled, metric: str) -> Difference |
     if np.isnan(value) or not defined.size:
         return None
     low, high = np.percentile(defined, [50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)])
-    return Difference(value, float(low), float(high))
+    return Difference(value, float(low), float(high), defined.size)

@@ -39,16 +39,16 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Undo ``keep_freed_memory``, for work whose large buffers come in many sizes.
+    """Undo ``keep_freed_memory``, for work that is not the same step again and again.
 
-    Kept buffers are cut up there until none fits, and memory grows without end.
+    Where large and small buffers are taken by turns, kept ones may be cut up until none fits.
     """
     if platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL("libc.so.6")
     libc.mallopt(M_MMAP_MAX, 2**16)  # its default, like the next two
     libc.mallopt(M_TRIM_THRESHOLD, 2**17)
-    libc.mallopt(M_TOP_PAD, 0)
+    libc.mallopt(M_TOP_PAD, 2**17)
     libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # the most that it adapts to by itself
     libc.malloc_trim(0)
 

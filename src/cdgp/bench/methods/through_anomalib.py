@@ -137,7 +137,8 @@ class Recipe(NamedTuple):
     pretrained: bool = True
     """Whether it takes the benchmark's backbone."""
     collects: bool = False
-    """Whether it gathers features in one pass instead of training by steps."""
+    """Whether it gathers features in one pass instead of training by steps; freed memory then goes
+    back to the kernel."""
     finish: Callable[[Any], None] | None = None
     """Called with the trained module before it is kept."""
 

@@ -2,10 +2,10 @@
 
     CDGP_DATA=DATA python benchmarks/montage.py --plan house --runs runs/house --states runs/core
 
-Takes the first seed's trained methods from --states and writes RUNS/montages/SET-CATEGORY.png. The pictures
-are five of the test part, evenly spaced by the marked share of the picture, one of each kind of
-defect where file names tell five kinds. Colours run, for each method, from the median to the
-maximum over its five maps. The drawings show real parts, so they stay with the run.
+Takes the first seed's trained methods from --states; writes RUNS/montages/SET-CATEGORY.png. The
+pictures are five of the test part, evenly spaced by the marked share of the picture, one of each
+kind of defect where file names tell five kinds. Colours run, for each method, from the median to
+the maximum over its five maps. The drawings show real parts, so they stay with the run.
 """
 
 import argparse

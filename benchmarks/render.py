@@ -31,9 +31,10 @@ PLANS = ("house", "house-full")
 PAIRED = """# CDGP against every other method, seed by seed
 
 Percentage points, first minus second, with nominal 95 % percentile intervals over groups of test
-pictures (2,000 draws, the same for all methods). They are about which pictures were drawn, not about
-another training, and are not adjusted for their number; with about ten groups they come out somewhat
-too narrow. [+0.0, +0.0] means that both are perfect on every draw. Made by `benchmarks/paired.py`.
+pictures (2,000 draws, the same for all methods). They are about which pictures were drawn, not
+about another training, and are not adjusted for their number; with about ten groups they come out
+somewhat too narrow. [+0.0, +0.0] means that both are perfect on every draw. Made by
+`benchmarks/paired.py`.
 
 """
 

@@ -32,6 +32,7 @@ from cdgp.bench.run import (
 from cdgp.bench.scoring import kind_of
 from cdgp.data.images import picture_size, read_mask, read_picture
 from cdgp.data.manifest import Sample
+from cdgp.errors import CdgpError
 from cdgp.inference import resized
 from cdgp.progress import Bars
 
@@ -109,4 +110,7 @@ def examples(part: Prepared) -> list[Sample]:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except CdgpError as error:
+        raise SystemExit(str(error)) from None

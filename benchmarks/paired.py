@@ -7,10 +7,11 @@ they stand trained; that another training would differ is not in it.
 
 Scores the test pictures anew with the methods as they were trained (--states), within each set and
 seed; draws groups of test pictures with replacement, the same draws for all methods. Writes
-docs/results/PLAN/paired.jsonl: one row a set, seed, pair and metric, and one a set, seed, method
-and size of defect. What a method adds to the curves is kept under RUNS/profiles, so that a method
-that comes later costs its own scoring alone. Rows of the plan that are not in RUNS yet, or were
-made otherwise, are left out and told. `--table` prints the rows as Markdown.
+docs/results/PLAN/paired.jsonl: one row a set, seed, pair and metric, one a set, seed, method and
+size of defect, and one a set, seed and method of where its false alarms lie. What a method adds to
+the curves is kept under RUNS/profiles, so that a method that comes later costs its own scoring
+alone. Rows of the plan that are not in RUNS yet, or were made otherwise, are left out and told.
+`--table` prints the rows as Markdown.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from cdgp.bench.run import (
     write_rows,
 )
 from cdgp.bench.tables import NAMES
+from cdgp.errors import CdgpError
 from cdgp.evaluation import MapFile, true_mask
 from cdgp.files import written_whole
 from cdgp.inference import resized
@@ -104,7 +106,11 @@ def compared(plan: Plan, runs: Path, states: Path) -> list[dict[str, Any]]:
     return [
         row
         for key, methods in found.items()
-        for row in (*pairs(key, methods, prepared[key]), *sizes(key, methods, found))
+        for row in (
+            *pairs(key, methods, prepared[key]),
+            *sizes(key, methods, found),
+            *alarms(key, methods),
+        )
     ]
 
 
@@ -199,6 +205,19 @@ def sizes(
     return rows
 
 
+def alarms(key: Key, methods: dict[str, Profile]) -> list[dict[str, Any]]:
+    """Where the false alarms lie at a false-positive rate of 5 %."""
+    rows = []
+    for method, one in methods.items():
+        rates = one.normal.sum(0) / one.normal[:, -1].sum()
+        at_limit = one.normal[:, np.searchsorted(rates, LIMITS["pixel_aupro_05"])]
+        share = at_limit[one.defective].sum() / at_limit.sum()
+        rows.append({"kind": "alarms", "dataset": key.dataset, "category": key.category,
+                     "seed": key.seed, "method": method,
+                     "in_defective_pictures": float(share)})  # fmt: skip
+    return rows
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """All tables, with a line between them."""
     return f"{pairs_table(rows)}\n\n{seeds_table(rows)}\n\n{sizes_table(rows)}"
@@ -252,26 +271,32 @@ def seeds_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def sizes_table(rows: Sequence[dict[str, Any]]) -> str:
-    """AUPRO of small, middle and large regions, means over seeds."""
+    """AUPRO by size of region, and the share of false alarms in defective pictures; seed means."""
     heads = [f"{size} {name}" for name in ("AUPRO@.3", "AUPRO@.05") for size in SIZES]
-    lines = [f"| set | method | seeds | {' | '.join(heads)} |", "|---" * 9 + "|"]
-    by_size: dict[tuple[str, str], list[dict]] = defaultdict(list)
+    lines = [f"| set | method | seeds | {' | '.join(heads)} | alarms beside defects |",
+             "|---" * 10 + "|"]  # fmt: skip
+    grouped: dict[tuple[str, str], list[dict]] = defaultdict(list)
     for row in rows:
-        if row["kind"] == "size":
-            by_size[row["dataset"], row["method"]].append(row)
+        if row["kind"] != "pair":
+            grouped[row["dataset"], row["method"]].append(row)
     order = list(METHODS)
     for (dataset, method), found in sorted(
-        by_size.items(), key=lambda item: (item[0][0], order.index(item[0][1]))
+        grouped.items(), key=lambda item: (item[0][0], order.index(item[0][1]))
     ):
-        cells = [
-            f"{100 * np.mean([r[key] for r in found if r['size'] == size]):.1f}"
+        values = [
+            np.mean([r[key] for r in found if r.get("size") == size])
             for key in LIMITS
             for size in SIZES
         ]
+        values.append(np.mean([r["in_defective_pictures"] for r in found if "size" not in r]))
+        cells = " | ".join(f"{100 * v:.1f}" for v in values)
         seeds = len({r["seed"] for r in found})
-        lines.append(f"| {dataset} | {METHODS[method].title} | {seeds} | {' | '.join(cells)} |")
+        lines.append(f"| {dataset} | {METHODS[method].title} | {seeds} | {cells} |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except CdgpError as error:
+        raise SystemExit(str(error)) from None

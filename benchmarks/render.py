@@ -50,7 +50,8 @@ def main() -> None:
     for name in PLANS:
         folder = RESULTS / name
         if (folder / ROWS).exists():
-            render(read_plan(name), read_rows(folder / ROWS), read_rows(folder / COSTS), folder)
+            costs = [row for row in read_rows(folder / COSTS) if row["status"] == "ok"]
+            render(read_plan(name), read_rows(folder / ROWS), costs, folder)
     house = read_rows(RESULTS / "house" / ROWS)
     paired = read_rows(RESULTS / "house" / "paired.jsonl")
     main_rows = [r for r in house if r["setting"] == "default" and not r["budget"]]

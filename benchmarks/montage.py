@@ -14,23 +14,15 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from paired import whole_cells
+from paired import finished
 
 from cdgp.bench.grid import METHODS
 from cdgp.bench.plan import read_plan
 from cdgp.bench.protocol import Key, Prepared
-from cdgp.bench.run import (
-    ROWS,
-    hash_of,
-    identity_of,
-    key_of,
-    only_one,
-    prepare_all,
-    read_rows,
-    wanted_hash,
-)
+from cdgp.bench.qualitative import marked, marked_shares
+from cdgp.bench.run import key_of, only_one, prepare_all
 from cdgp.bench.scoring import kind_of
-from cdgp.data.images import picture_size, read_mask, read_picture
+from cdgp.data.images import read_picture
 from cdgp.data.manifest import Sample
 from cdgp.errors import CdgpError
 from cdgp.inference import resized
@@ -53,11 +45,9 @@ def main() -> None:
     shown: dict[Key, list[Sample]] = {}
     with only_one(arguments.runs):
         prepared = prepare_all(plan, arguments.runs, progress, print)
-        rows = {identity_of(row): row for row in read_rows(arguments.runs / ROWS)}
-        for cell in whole_cells(plan, {key[:2] for key in prepared}):
-            key, row = key_of(cell), rows.get(cell.identity)
-            same = row is not None and hash_of(row) == wanted_hash(cell, prepared[key], plan)
-            if cell.seed != plan.seeds[0] or row is None or not same or row["status"] != "ok":
+        for cell, _ in finished(plan, prepared, arguments.runs):
+            key = key_of(cell)
+            if cell.seed != plan.seeds[0]:
                 continue
             chosen = shown.setdefault(key, examples(prepared[key]))
             fitted = cell.fit(prepared[key].weak, arguments.states / cell.dataset, progress)
@@ -67,7 +57,7 @@ def main() -> None:
             ]
     for key, maps in columns.items():
         pictures = [read_picture(s.image) for s in shown[key]]
-        masks = [read_mask(s.mask, picture_size(s.image)) for s in shown[key] if s.mask]
+        masks = [marked(s) for s in shown[key]]
         height = 2.0 * max(p.shape[0] / p.shape[1] for p in pictures)
         figure, axes = plt.subplots(
             COUNT, 1 + len(maps), figsize=(2.0 * (1 + len(maps)), COUNT * height), squeeze=False,
@@ -93,20 +83,15 @@ def main() -> None:
 
 def examples(part: Prepared) -> list[Sample]:
     """Five defective test pictures with a marked mask."""
-    shares, kinds = [], defaultdict(list)
-    for sample in part.manifest.of("test"):
-        if sample.defective and sample.mask is not None:
-            share = float(read_mask(sample.mask, picture_size(sample.image)).mean())
-            if share > 0:
-                shares.append((share, str(sample.image), sample))
-                kinds[kind_of(sample.image.stem)].append(shares[-1])
-    if len(shares) < COUNT:
+    samples = [share.sample for share in marked_shares(part)]
+    if len(samples) < COUNT:
         raise SystemExit(f"{part.dataset}: fewer than {COUNT} defective test pictures with a mask")
-    groups = list(kinds.values()) if len(kinds) == COUNT else [sorted(shares)]
-    if len(groups) == COUNT:
-        return [sorted(of_kind)[len(of_kind) // 2][2] for of_kind in groups]
-    places = np.linspace(0, len(shares) - 1, COUNT).round().astype(int)
-    return [groups[0][place][2] for place in places]
+    kinds: dict[str | None, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        kinds[kind_of(sample.image.stem)].append(sample)
+    if len(kinds) == COUNT:
+        return [of_kind[len(of_kind) // 2] for of_kind in kinds.values()]
+    return [samples[i] for i in np.linspace(0, len(samples) - 1, COUNT).round().astype(int)]
 
 
 if __name__ == "__main__":

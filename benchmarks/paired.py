@@ -17,7 +17,7 @@ alone. Rows of the plan that are not in RUNS yet, or were made otherwise, are le
 import argparse
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,16 +83,10 @@ def compared(plan: Plan, runs: Path, states: Path) -> list[dict[str, Any]]:
     progress = Bars()
     with only_one(runs):
         prepared = prepare_all(plan, runs, progress, print)
-        rows = {identity_of(row): row for row in read_rows(runs / ROWS)}
         found: dict[Key, dict[str, Profile]] = defaultdict(dict)
-        for cell in whole_cells(plan, {key[:2] for key in prepared}):
+        for cell, row in finished(plan, prepared, runs):
             key = key_of(cell)
-            wanted = wanted_hash(cell, prepared[key], plan)
-            row = rows.get(cell.identity)
-            if row is None or row["status"] != "ok" or hash_of(row) != wanted:
-                print(f"{cell.dataset} {cell.line.method} seed {cell.seed}: no such row, left out")
-                continue
-            digest = hashlib.sha256(repr((CURVES, wanted)).encode()).hexdigest()
+            digest = hashlib.sha256(repr((CURVES, hash_of(row))).encode()).hexdigest()
             name = f"{cell.dataset}-{cell.category}-{cell.seed}-{cell.line.method}"
             kept = runs / "profiles" / f"{name}-{digest[:16]}.npz"
             if not kept.is_file():
@@ -114,15 +108,21 @@ def compared(plan: Plan, runs: Path, states: Path) -> list[dict[str, Any]]:
     ]
 
 
-def whole_cells(plan: Plan, categories: set[tuple[str, str]]) -> list[Cell]:
-    """The methods of a plan's main table, by set, category and seed."""
-    return [
-        cell
-        for cell in plan_cells(plan, categories)
-        if cell.line.setting == "default"
-        and cell.budget is None
-        and METHODS[cell.line.method].supervision != "control"
-    ]
+def finished(
+    plan: Plan, prepared: Mapping[Key, Prepared], runs: Path
+) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    """The methods of a plan's main table with their rows, by seed and set; what lacks is told."""
+    rows = {identity_of(row): row for row in read_rows(runs / ROWS)}
+    for cell in plan_cells(plan, {key[:2] for key in prepared}):
+        control = METHODS[cell.line.method].supervision == "control"
+        if cell.line.setting != "default" or cell.budget is not None or control:
+            continue
+        row = rows.get(cell.identity)
+        wanted = wanted_hash(cell, prepared[key_of(cell)], plan)
+        if row is not None and row["status"] == "ok" and hash_of(row) == wanted:
+            yield cell, row
+        else:
+            print(f"{cell.dataset} {cell.line.method} seed {cell.seed}: no such row, left out")
 
 
 def profiled(

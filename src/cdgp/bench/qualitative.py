@@ -32,19 +32,34 @@ class Example(NamedTuple):
 
 def chosen_example(prepared: Prepared, white_level: int) -> Example | None:
     """The picture that ``RULE`` names, or None where no test picture has a marked mask."""
-    shares = []
-    for sample in prepared.manifest.of("test"):
-        if sample.defective and sample.mask is not None:
-            share = float(_mask(sample).mean())
-            if share > 0:
-                shares.append((share, prepared.manifest.name(sample.image), sample))
+    shares = marked_shares(prepared)
     if not shares:
         return None
-    _, _, sample = sorted(shares, key=lambda s: s[:2])[(len(shares) - 1) // 2]
-    return Example(sample, read_picture(sample.image, white_level), _mask(sample))
+    sample = shares[(len(shares) - 1) // 2].sample
+    return Example(sample, read_picture(sample.image, white_level), marked(sample))
 
 
-def _mask(sample: Sample) -> NDArray[np.bool_]:
+class Share(NamedTuple):
+    """How much of a picture is marked."""
+
+    share: float
+    name: str
+    sample: Sample
+
+
+def marked_shares(prepared: Prepared) -> list[Share]:
+    """The defective test pictures with a marked mask, by their marked share, then by name."""
+    name = prepared.manifest.name
+    found = [
+        Share(float(marked(sample).mean()), name(sample.image), sample)
+        for sample in prepared.manifest.of("test")
+        if sample.defective and sample.mask is not None
+    ]
+    return sorted((f for f in found if f.share > 0), key=lambda f: f[:2])
+
+
+def marked(sample: Sample) -> NDArray[np.bool_]:
+    """(H, W) bool, the mask of a picture that has one."""
     assert sample.mask is not None
     return read_mask(sample.mask, picture_size(sample.image))
 

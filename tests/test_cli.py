@@ -391,9 +391,31 @@ def test_interrupted_prediction_keeps_its_scores(
     monkeypatch.setattr(Detector, "predict", predict)
     result = cdgp("predict", model, tmp_path / "pictures", "--out", tmp_path / "out")
     assert result.exit_code == 130
-    assert "scores of 2 of 4 pictures" in plain(result)
-    with (tmp_path / "out/scores.csv").open() as file:
-        assert [row["image"] for row in csv.DictReader(file)] == ["0.png", "1.png"]
+    assert "interrupted after 2 of 4 pictures; --resume" in plain(result)
+    assert not (tmp_path / "out/scores.csv").exists()
+
+    again = ("predict", model, tmp_path / "pictures", "--out", tmp_path / "out")
+    assert "--resume" in plain(cdgp(*again))  # refused, and told how to go on
+    other = cdgp(*again, "--resume", "--save-maps")
+    assert other.exit_code == 1 and "another --save-maps" in plain(other)
+    assert cdgp(*again, "--resume", "--overwrite").exit_code == 2
+    monkeypatch.undo()
+    seen: list[Path] = []
+
+    def count(self: Detector, path: Path) -> object:
+        seen.append(path)
+        return original(self, path)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("cdgp.ledger.Detector.predict", count)
+        assert cdgp(*again, "--resume").exit_code == 0
+    assert {path.name for path in seen[:2]} == {"2.png", "3.png"}  # then the report's own
+    whole = cdgp("predict", model, tmp_path / "pictures", "--out", tmp_path / "whole")
+    assert whole.exit_code == 0
+    for name in ("scores.csv", "overlays/0.png.json", "overlays/3.png.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert not (tmp_path / "out/unfinished.sqlite").exists()
+    assert "holds no unfinished prediction" in plain(cdgp(*again, "--resume"))
 
 
 def test_pictures_on_two_drives(

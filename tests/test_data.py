@@ -1,11 +1,8 @@
 """Manifest, folders, splits, synthetic pictures, and the reported faults that concern them."""
 
 import dataclasses
-import json
 import logging
 import os
-import subprocess
-import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
@@ -63,7 +60,7 @@ def test_reads_every_column(tmp_path: Path) -> None:
     assert found.samples == (
         Sample(a, False),
         Sample(b, False),
-        Sample(d, True, tmp_path / "m.png", "part 1", "test", "12", "34"),
+        Sample(d, True, (tmp_path / "m.png",), "part 1", "test", "12", "34"),
     )
     assert found.weak("test") == (WeakSample(d, True),)
     assert not hasattr(found.weak("test")[0], "mask")
@@ -154,7 +151,7 @@ def full_manifest(folder: Path) -> Manifest:
     return Manifest(
         folder,
         (
-            Sample(d, True, mask, "g;1", "fit", "1" * 64, "2" * 64),
+            Sample(d, True, (mask,), "g;1", "fit", "1" * 64, "2" * 64),
             Sample(a, False, split="test"),
             Sample(outside, False),
         ),
@@ -232,7 +229,7 @@ def test_folders_with_masks_paired_by_name(
         found = layouts.load(tmp_path)
     assert found.counts() == {"unsplit": (2, 5)}
     masks = {
-        s.image.name: s.mask.relative_to(tmp_path / "masks").as_posix() if s.mask else None
+        s.image.name: s.masks[0].relative_to(tmp_path / "masks").as_posix() if s.masks else None
         for s in found.of(None)
         if s.defective
     }
@@ -244,14 +241,12 @@ def test_folders_with_masks_paired_by_name(
         unicodedata.normalize("NFD", "ü.png"): "ü.png",
     }
     assert "1 masks" in caplog.text and "010_mask.png" in caplog.text
-    assert all(s.mask is None for s in found.samples if not s.defective)
+    assert all(not s.masks for s in found.samples if not s.defective)
 
 
 def test_ambiguous_masks(tmp_path: Path) -> None:
-    for name in ("good/a.png", "defective/1.png", "masks/1.png", "masks/1_mask.png"):
+    for name in ("good/a.png", "defective/1.png", "masks/1.png"):
         put(tmp_path / name)
-    rejected(lambda: layouts.load(tmp_path), "2 masks", "1_mask.png", "keep one")
-    (tmp_path / "masks/1_mask.png").unlink()
     put(tmp_path / "defective/1.jpg")
     rejected(lambda: layouts.load(tmp_path), "is the mask of", "1.jpg", "different names")
 
@@ -433,7 +428,7 @@ def test_no_group_on_two_sides(
         assert not enough
         return
     assert enough
-    splits.audit(done)
+    splits.refuse_leaks(done)
     for name in ("fit", "calibration"):
         assert {s.defective for s in done.of(name)} == {False, True}
 
@@ -565,12 +560,12 @@ def test_stated_splits_that_leak() -> None:
 )
 def test_audit_names_each_pair(change: dict[str, object], what: str) -> None:
     made = stated(fake(3, 0), "fit", "calibration", "test")
-    splits.audit(made)
+    splits.refuse_leaks(made)
     rows = list(made.samples)
     rows[2] = dataclasses.replace(rows[2], **change)  # type: ignore[arg-type]
     name = "0000.png" if what == "same file" else "0002.png"
     rejected(
-        lambda: splits.audit(Manifest(made.root, tuple(rows))),
+        lambda: splits.refuse_leaks(Manifest(made.root, tuple(rows))),
         "1 pairs",
         f"0000.png (fit) and {name} (test): {what}",
         error=LeakError,
@@ -579,9 +574,9 @@ def test_audit_names_each_pair(change: dict[str, object], what: str) -> None:
 
 def test_audit_lists_twenty_and_allows_what_is_unsplit() -> None:
     made = fake(60, 0, per_group=60)
-    splits.audit(made)
+    splits.refuse_leaks(made)
     rejected(
-        lambda: splits.audit(stated(made, "fit", "test")),
+        lambda: splits.refuse_leaks(stated(made, "fit", "test")),
         "30 pairs",
         "and 10 more",
         error=LeakError,
@@ -601,8 +596,8 @@ def test_synthetic_set_is_what_it_says(tmp_path: Path) -> None:
     assert len(pixels) == 9
     for sample in made.samples:
         assert images.picture_size(sample.image) == (48, 40)
-        if sample.mask:
-            assert images.read_mask(sample.mask, (48, 40)).any()
+        if sample.masks:
+            assert images.read_masks(sample.masks, (48, 40)).any()
     other = synthetic.make_dataset(tmp_path / "other", 5, 4, (48, 40), seed=4)
     assert not pixels & {s.pixel_sha256 for s in splits.hashed(other).samples}
 
@@ -638,133 +633,7 @@ def test_no_defect_fits(monkeypatch: pytest.MonkeyPatch) -> None:
         synthetic.plant_defect(np.zeros((16, 16, 3), np.float32), np.random.default_rng(0))
 
 
-# ----------------------------------------------------------------- reported faults, real pictures
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    script = SHARED / "cases/make_cases.py"
-    if not script.is_file():
-        pytest.skip(f"{script} is missing")
-    out = tmp_path_factory.mktemp("cases")
-    subprocess.run([sys.executable, script, out], check=True, capture_output=True)
-    return out
-
-
-def facts(case: Path) -> dict[str, object]:
-    found = json.loads((case / "case.json").read_text("utf-8"))["facts"]
-    assert isinstance(found, dict)
-    return found
-
-
-@pytest.mark.shared
-def test_case_deep_grey(cases: Path) -> None:
-    case = cases / "img-deep-gray"
-    for part in ("good", "defective"):
-        twin = images.read_picture(case / "ref/twin8" / f"{part}.png")
-        for kind, white in (
-            ("u16_png/{}/000.png", 65535),
-            ("u16_tif/{}/000.tif", 65535),
-            ("u16_tif_be/{}/000.tif", 65535),
-            ("f32_unit/{}/000.tif", 65535),
-            ("u12_in_u16/{}/000.tif", 4080),
-        ):
-            picture = images.read_picture(case / kind.format(part), white)
-            assert np.abs(picture - twin).max() <= 1 / 255
-    found = images.check_pictures([case / "f32_nan/good/000.tif"])
-    assert "3 non-finite pixels" in found[0][1]
-
-
-@pytest.mark.shared
-def test_case_modes_and_alpha(cases: Path) -> None:
-    case = cases / "img-modes-alpha"
-    found = layouts.load(case)
-    assert found.counts() == {"unsplit": (6, 1)}
-    assert {images.read_picture(s.image).shape for s in found.samples} == {(64, 64, 3)}
-    index = np.asarray(Image.open(case / "good/e_palette.png"))
-    opaque = index != Image.open(case / "good/e_palette.png").info["transparency"]
-    shown = images.read_picture(case / "good/e_palette.png")
-    looked_up = images.read_picture(case / "ref/palette_rgb.png")
-    np.testing.assert_array_equal(shown[opaque], looked_up[opaque])
-    hidden = images.read_picture(case / "defective/g_RGBA_hidden.png")
-    composed = images.read_picture(case / "ref/hidden_composed_black.png")
-    np.testing.assert_array_equal(hidden, composed)
-
-
-@pytest.mark.shared
-def test_case_exif_orientation(cases: Path) -> None:
-    case = cases / "img-exif-orientation"
-    for o in (1, 3, 6, 8):
-        picture = images.read_picture(case / f"defective/o{o}.jpg")
-        assert picture.shape == (96, 64, 3)
-        mask, bright = images.read_mask(case / f"masks/o{o}.png", (96, 64)), picture[..., 0] > 0.7
-        assert (mask & bright).sum() / (mask | bright).sum() > 0.5
-
-
-@pytest.mark.shared
-def test_case_broken(cases: Path) -> None:
-    found = layouts.load(cases / "img-broken")
-    bad = images.check_pictures(s.image for s in found.samples)
-    assert [path.name for path, _ in bad] == facts(cases / "img-broken")["bad"]
-    rejected(lambda: splits.hashed(found), "5 of 14", *(path.name for path, _ in bad))
-
-
-@pytest.mark.shared
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_case_extreme_size(cases: Path) -> None:
-    folder = cases / "img-extreme-size/predict"
-    assert images.picture_size(folder / "line_scan.png") == (9000, 12000)  # decoding takes seconds
-    paths = [path for path in sorted(folder.iterdir()) if path.name != "line_scan.png"]
-    why = {path.name: text for path, text in images.check_pictures(paths)}
-    assert set(why) == {"claims_60000.png", "w1_h1.png", "w1_h96.png", "w400_h3.png"}
-    assert "3600000000 pixels" in why["claims_60000.png"]
-    assert "400 × 3" in why["w400_h3.png"] and "8 × 8" in why["w400_h3.png"]
-
-
-@pytest.mark.shared
-def test_case_unicode_names(cases: Path, tmp_path: Path) -> None:
-    case = cases / "path-unicode"
-    assert read_csv(case / "manifest.csv").counts() == {"unsplit": (8, 1)}
-    (case / "manifest.csv").rename(case / "other.csv")
-    found = splits.hashed(layouts.load(case))
-    assert found.counts() == {"unsplit": (facts(case)["n_good"], 1)}
-    found.write_csv(tmp_path / "run.csv")
-    assert read_csv(tmp_path / "run.csv", case) == found
-
-
-@pytest.mark.shared
-def test_case_junk(cases: Path) -> None:
-    assert layouts.load(cases / "path-ext-junk").counts() == {"unsplit": (6, 2)}
-
-
-@pytest.mark.shared
-def test_case_masks(cases: Path) -> None:
-    case = cases / "mask-01-visa"
-    for name, positive in facts(case)["positive"].items():  # type: ignore[attr-defined]
-        mask = images.read_mask(case / f"widget/Data/Masks/Anomaly/{name}.png", (64, 64))
-        assert mask.sum() == positive
-        np.testing.assert_array_equal(mask, images.read_mask(case / f"ref/{name}.png", (64, 64)))
-    case = cases / "mask-encodings"
-    marked = {
-        path.stem: int(images.read_mask(path, (64, 64)).sum())
-        for path in (case / "masks").iterdir()
-    }
-    positive = facts(case)["positive"]
-    assert isinstance(positive, int)
-    assert marked.pop("inverted") == 64 * 64 - positive
-    assert abs(marked.pop("lossy") / positive - 1) < 0.1
-    assert marked and set(marked.values()) == {positive}
-
-
-@pytest.mark.shared
-def test_case_missing_masks(cases: Path, caplog: pytest.LogCaptureFixture) -> None:
-    case = cases / "mask-missing-name"
-    (case / "ground_truth/scratch").rename(case / "masks")
-    with caplog.at_level(logging.WARNING):
-        found = layouts.load(case, "train/good", "test/scratch")
-    pairs = {s.image.stem: s.mask.name for s in found.samples if s.mask}
-    assert pairs == facts(case)["pairs"]
-    assert "010_mask.png" in caplog.text
+# ---------------------------------------------------------------------------------- real pictures
 
 
 @pytest.mark.shared
@@ -774,9 +643,9 @@ def test_real_manifests(name: str, counts: tuple[int, int]) -> None:
         pytest.skip(f"{SHARED / 'data' / name} is missing")
     found = layouts.load(SHARED / "data" / name)
     assert found.counts() == {"unsplit": counts}
-    assert all((s.mask is not None) == s.defective for s in found.samples)
-    paths = [s for s in found.samples if s.mask][::10]
-    areas = [images.read_mask(s.mask, images.picture_size(s.image)).mean() for s in paths]  # type: ignore[arg-type]
+    assert all(bool(s.masks) == s.defective for s in found.samples)
+    paths = [s for s in found.samples if s.masks][::10]
+    areas = [images.read_masks(s.masks, images.picture_size(s.image)).mean() for s in paths]
     assert 0.001 < np.median(areas) < 0.2
     per_group = Counter(s.group for s in found.samples)
     assert len(per_group) > 20

@@ -17,7 +17,7 @@ from cdgp.data.datasets import (
     visa_rows,
 )
 from cdgp.data.fake_trees import generate, ksdd2_tree, mvtec_ad2_tree, mvtec_ad_tree, visa_tree
-from cdgp.data.images import read_mask
+from cdgp.data.images import read_masks
 from cdgp.errors import DataError
 from conftest import SHARED
 
@@ -42,10 +42,10 @@ def test_mvtec_ad2_pools_all_public_pictures(tmp_path: Path) -> None:
     folders = {s.image.relative_to(tmp_path / "can").parts[0] for s in samples if not s.defective}
     assert folders == {"train", "validation", "test_public"}
     for s in samples:
-        assert (s.mask is not None) == s.defective
-        if s.mask is not None:
-            assert s.mask.name == f"{s.image.stem}_mask.png"
-            assert read_mask(s.mask, (80, 64)).any()
+        assert bool(s.masks) == s.defective
+        if s.masks:
+            assert s.masks[0].name == f"{s.image.stem}_mask.png"
+            assert read_masks(s.masks, (80, 64)).any()
     told = against_published(LAYOUTS["mvtec_ad2"], found)
     assert "can: unsplit 18 good + 12 defective" in told
     assert "walnuts: missing" in told
@@ -59,7 +59,7 @@ def test_ksdd2_takes_the_label_from_the_full_size_mask(tmp_path: Path) -> None:
         Image.fromarray(surface).save(tmp_path / "train" / f"{name}.png")
         write_mask(tmp_path / "train" / f"{name}_GT.png", (635, 230), marked)
     samples = {s.image.stem: s for s in ksdd2(tmp_path)["ksdd2"].samples}
-    assert samples["20001"].defective and samples["20001"].mask is not None
+    assert samples["20001"].defective and samples["20001"].masks
     assert not samples["20002"].defective
     assert not any(name.endswith("_GT") for name in samples)
     assert {s.split for s in samples.values()} == {"train", "test"}
@@ -88,10 +88,10 @@ def test_visa_follows_its_table(tmp_path: Path) -> None:
     (manifest,) = visa(tmp_path).values()
     assert manifest.counts() == {"test": (2, 1), "train": (4, 2)}
     for s in manifest.samples:
-        assert (s.mask is not None) == s.defective
-        if s.mask is not None:  # class numbers 1, 2, 3: every non-zero one is defect
-            values = np.asarray(Image.open(s.mask))
-            np.testing.assert_array_equal(read_mask(s.mask, values.shape), values > 0)
+        assert bool(s.masks) == s.defective
+        if s.masks:  # class numbers 1, 2, 3: every non-zero one is defect
+            values = np.asarray(Image.open(s.masks[0]))
+            np.testing.assert_array_equal(read_masks(s.masks, values.shape), values > 0)
             assert 0 < values.max() <= 3
     next(iter(manifest.samples)).image.unlink()
     with pytest.raises(DataError, match="1 listed files are missing"):
@@ -129,7 +129,7 @@ def test_mvtec_ad_needs_defective_training_pictures(tmp_path: Path) -> None:
     mvtec_ad_tree(tmp_path, ("tile",), good=6, bad=6)
     (manifest,) = mvtec_ad(tmp_path).values()
     assert manifest.counts() == {"test": (2, 2), "train": (4, 4)}
-    masked = {s.image for s in manifest.samples if s.mask}
+    masked = {s.image for s in manifest.samples if s.masks}
     assert masked == {s.image for s in manifest.of("test") if s.defective}
     for picture in (tmp_path / "tile" / "train" / "scratch").iterdir():
         picture.unlink()

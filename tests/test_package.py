@@ -24,10 +24,11 @@ BASE = FLOOR | {"method", "data", "metrics"}
 ALLOWED["artifact"] = BASE
 ALLOWED["inference"] = BASE | {"artifact"}
 ALLOWED["evaluation"] = BASE | {"artifact", "inference"}
+ALLOWED["ledger"] = ALLOWED["evaluation"] | {"evaluation"}
 ALLOWED["training"] = BASE | {"artifact", "inference"}
 ALLOWED["bench"] = BASE | {"artifact", "inference", "evaluation", "training"}
 ALLOWED["report"] = ALLOWED["bench"] | {"bench"}
-ALLOWED["cli"] = ALLOWED["report"] | {"report"}
+ALLOWED["cli"] = ALLOWED["report"] | {"report", "ledger"}
 
 
 def room_of(path: Path) -> str:

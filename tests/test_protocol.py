@@ -166,7 +166,7 @@ def test_a_defect_that_vanishes_is_told_and_keeps_its_label(tmp_path: Path) -> N
     mask = np.zeros((640, 240), np.uint8)
     mask[1, 1] = mask[1, 2] = 255
     Image.fromarray(mask).save(tmp_path / "m.png")
-    sample = Sample(tmp_path / "x.png", True, tmp_path / "m.png")
+    sample = Sample(tmp_path / "x.png", True, (tmp_path / "m.png",))
     notes: dict[str, list[str]] = {
         key: [] for key in ("good_with_marked_mask", "defective_without_mask",
                             "defective_with_empty_mask", "defect_vanishes_at_metric_size")
@@ -175,7 +175,7 @@ def test_a_defect_that_vanishes_is_told_and_keeps_its_label(tmp_path: Path) -> N
     assert native is not None and native.sum() == 2
     assert true_mask(sample, (640, 240), (64, 64), "x", notes) is None
     assert notes["defect_vanishes_at_metric_size"] == ["x"]
-    bare = replace(sample, mask=None)
+    bare = replace(sample, masks=())
     assert true_mask(bare, (640, 240), (64, 64), "y", notes) is None
     assert notes["defective_without_mask"] == ["y"]
     good = true_mask(replace(bare, defective=False), (640, 240), (64, 64), "z", notes)
@@ -219,7 +219,7 @@ def test_masks_have_a_digest_of_their_own(tmp_path: Path) -> None:
     made = make_dataset(tmp_path, good=20, defective=20)
     before = prepare("d", "c", hashed(made), DATA, 0)
     masks_before = before.masks_sha256
-    mask = next(s.mask for s in before.manifest.of("test") if s.mask)
+    mask = next(s.masks[0] for s in before.manifest.of("test") if s.masks)
     values = np.asarray(Image.open(mask)).copy()
     values[:2] = True
     Image.fromarray(values).save(mask)

@@ -73,11 +73,11 @@ def test_training_sees_no_mask() -> None:
 def test_same_seed_same_weights_and_other_masks_change_nothing(
     surfaces: Manifest, tiny_run: Run
 ) -> None:
-    masks = [s.mask for s in surfaces.samples if s.mask]
+    masks = [s.masks for s in surfaces.samples if s.masks]
     swapped = iter(masks[1:] + masks[:1])
     other = replace(
         surfaces,
-        samples=tuple(replace(s, mask=next(swapped) if s.mask else None) for s in surfaces.samples),
+        samples=tuple(replace(s, masks=next(swapped) if s.masks else ()) for s in surfaces.samples),
     )
     again = fit(other, None, tiny_settings())
     assert_same(weights_of(tiny_run), weights_of(again))
@@ -158,7 +158,9 @@ def test_split_does_not_depend_on_the_order(surfaces: Manifest) -> None:
 def test_run_leaves_its_files(tiny_run: Run) -> None:
     assert tiny_run.folder is not None
     names = {path.name for path in tiny_run.folder.iterdir()}
-    assert names == {"config.json", "manifest.csv", "log.jsonl", "model.safetensors"}
+    assert names == {
+        "check.json", "config.json", "manifest.csv", "log.jsonl", "model.safetensors",
+    }  # fmt: skip
     config = json.loads((tiny_run.folder / "config.json").read_text())
     assert config["dual_gp"]["steps"] == 4
     assert config["dual_gp"]["weight_decay"] == 1e-4, "the whole effective configuration"

@@ -1,11 +1,10 @@
 """Score labelled pictures with a detector: one row a picture, and the metrics over them."""
 
 import csv
-import io
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cdgp.data.images import read_mask, resize_mask
+from cdgp.data.images import read_masks, resize_mask
 from cdgp.data.manifest import Manifest, Sample
-from cdgp.errors import PictureError
-from cdgp.files import write_text
+from cdgp.files import written_whole
 from cdgp.inference import Detector, Prediction, Region
 from cdgp.metrics.ranking import Measure, image_auroc, pixel_auroc
 from cdgp.metrics.regions import aupro
@@ -129,13 +127,13 @@ def true_mask(
     """(H, W) bool, or None where the picture takes no part in the pixel metrics.
 
     Args:
-        sample: with its mask.
+        sample: with its masks.
         native: (height, width) of the picture.
         size: (height, width) that is scored; where it is another, nearest neighbours are taken.
         name: of the picture, for the notes.
         notes: lists of odd pictures, added to.
     """
-    marked = None if sample.mask is None else read_mask(sample.mask, native)
+    marked = read_masks(sample.masks, native) if sample.masks else None
     if not sample.defective:
         if marked is not None and marked.any():
             notes["good_with_marked_mask"].append(name)
@@ -155,7 +153,7 @@ def true_mask(
 
 def odd_pictures(notes: dict[str, list[str]], samples: Sequence[Sample]) -> dict[str, list[str]]:
     """The notes worth telling; that no picture at all has a mask is no oddity of a picture."""
-    if not any(sample.mask for sample in samples):
+    if not any(sample.masks for sample in samples):
         notes = {key: names for key, names in notes.items() if key != "defective_without_mask"}
     return {key: names for key, names in notes.items() if names}
 
@@ -202,47 +200,18 @@ def _told(name: str, measure: Measure) -> dict[str, Any]:
     return told
 
 
-def write_scores(path: Path, rows: Sequence[ScoredPicture]) -> None:
+def write_scores(path: Path, rows: Iterable[ScoredPicture]) -> None:
     """``scores.csv``: image, split, label, pred_score, pred_label, regions (JSON)."""
-    text = io.StringIO(newline="")
-    table = csv.writer(text)
-    table.writerow(["image", "split", "label", "pred_score", "pred_label", "regions"])
     words = {True: "defective", False: "good", None: ""}
-    for row in rows:
-        table.writerow([
-            row.name.encode("utf-8", "backslashreplace").decode(),
-            row.split or "",
-            words[row.defective],
-            repr(row.pred_score),  # shortest that reads back the same: 0.9999999 stays below 1
-            words[row.pred_label],
-            json.dumps([asdict(region) for region in row.regions]),
-        ])  # fmt: skip
-    write_text(path, text.getvalue())
-
-
-def predict_rows(
-    detector: Detector,
-    paths: Sequence[tuple[str, Path]],
-    progress: Progress,
-    on_prediction: OnPrediction,
-    rows: list[ScoredPicture],
-    bad: list[PictureError],
-) -> None:
-    """Score unlabelled pictures, (name, path) each; what cannot be read goes into ``bad``.
-
-    Both lists are the caller's, so that an interrupt leaves it what is finished.
-    """
-    with progress.phase("Prediction", len(paths)) as advance:
-        for name, path in paths:
-            try:
-                prediction = detector.predict(path)
-            except PictureError as error:
-                bad.append(error)
-            else:
-                row = ScoredPicture(
-                    name, path, None, None,
-                    prediction.pred_score, prediction.pred_label, prediction.regions,
-                )  # fmt: skip
-                rows.append(row)
-                on_prediction(row, prediction)
-            advance()
+    with written_whole(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as f:
+        table = csv.writer(f)
+        table.writerow(["image", "split", "label", "pred_score", "pred_label", "regions"])
+        for row in rows:
+            table.writerow([
+                row.name.encode("utf-8", "backslashreplace").decode(),
+                row.split or "",
+                words[row.defective],
+                repr(row.pred_score),  # shortest that reads back the same: 0.9999999 stays below 1
+                words[row.pred_label],
+                json.dumps([asdict(region) for region in row.regions]),
+            ])  # fmt: skip

@@ -62,6 +62,10 @@ def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[
 
 
 RESULT_FOLDERS = ("overlays", "maps")
+RESULT_FILES = (
+    "scores.csv", "metrics.json", "report.html", "suspects.csv", "check.json", "unreadable.csv",
+    "unfinished.sqlite", "unfinished.sqlite-journal",
+)  # fmt: skip
 
 
 def refuse_replacing(folder: Path, names: Iterable[str], paths: Iterable[Path]) -> None:
@@ -80,7 +84,7 @@ def refuse_replacing(folder: Path, names: Iterable[str], paths: Iterable[Path]) 
 
 def remove_results(folder: Path) -> None:
     """Take away what an earlier scoring left in a folder; everything else stays."""
-    for name in ("scores.csv", "metrics.json", "report.html"):
+    for name in RESULT_FILES:
         (folder / name).unlink(missing_ok=True)
     for name in RESULT_FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from cdgp.data.images import digest
 from cdgp.data.manifest import Manifest, Sample, WeakSplit
-from cdgp.data.splits import audit, hashed, split
+from cdgp.data.splits import hashed, refuse_leaks, split
 from cdgp.errors import DataError, LeakError
 from cdgp.files import write_text
 from cdgp.presets import DataSettings
@@ -54,8 +54,8 @@ class Prepared:
     @cached_property
     def masks_sha256(self) -> str:
         """Digest of the test part's masks, which decide the pixel metrics and nothing else."""
-        masks = [
-            [self.manifest.name(s.image), None if s.mask is None else digest(s.mask)]
+        masks: list[list[str | None]] = [
+            [self.manifest.name(s.image), *(map(digest, s.masks) if s.masks else (None,))]
             for s in self.manifest.of("test")
         ]
         return hashlib.sha256(json.dumps(masks).encode()).hexdigest()
@@ -114,7 +114,7 @@ def prepare(
     chosen = order if budget is None else order[:budget]
     if budget is not None:
         manifest = limited(manifest, chosen)
-        audit(manifest)
+        refuse_leaks(manifest)
     audited(manifest)
     names = tuple(manifest.name(s.image) for s in chosen)
     return Prepared(dataset, category, seed, budget, manifest, names)
@@ -201,7 +201,7 @@ def digested(manifest: Manifest, data: DataSettings, cache: Path, progress: Prog
     known: dict[str, list[Any]] = json.loads(cache.read_text()) if cache.is_file() else {}
 
     def stamp(sample: Sample) -> list[Any]:
-        facts = [path.stat() for path in (sample.image, sample.mask) if path]
+        facts = [path.stat() for path in (sample.image, *sample.masks)]
         stated = [sample.sha256, sample.pixel_sha256]  # what a table states is checked once, too
         return [data.white_level, stated, *[[f.st_size, f.st_mtime_ns] for f in facts]]
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from cdgp.bench.methods import cdgp
 from cdgp.bench.protocol import Prepared
-from cdgp.data.images import picture_size, read_mask, read_picture
+from cdgp.data.images import picture_size, read_masks, read_picture
 from cdgp.data.manifest import Sample
 from cdgp.files import written_whole
 from cdgp.presets import Settings
@@ -53,15 +53,14 @@ def marked_shares(prepared: Prepared) -> list[Share]:
     found = [
         Share(float(marked(sample).mean()), name(sample.image), sample)
         for sample in prepared.manifest.of("test")
-        if sample.defective and sample.mask is not None
+        if sample.defective and sample.masks
     ]
     return sorted((f for f in found if f.share > 0), key=lambda f: f[:2])
 
 
 def marked(sample: Sample) -> NDArray[np.bool_]:
-    """(H, W) bool, the mask of a picture that has one."""
-    assert sample.mask is not None
-    return read_mask(sample.mask, picture_size(sample.image))
+    """(H, W) bool, the union of a picture's masks."""
+    return read_masks(sample.masks, picture_size(sample.image))
 
 
 def example_path(out: Path, dataset: str, category: str) -> Path:

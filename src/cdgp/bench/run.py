@@ -196,7 +196,7 @@ def load_categories(name: str, dataset: DatasetPlan, out: Path, say: Say) -> dic
 def tell_masks(pictures: Manifest, name: str, say: Say) -> None:
     """Say how many defective pictures have a mask, where some have none."""
     defective = [s for s in pictures.samples if s.defective]
-    masked = sum(s.mask is not None for s in defective)
+    masked = sum(bool(s.masks) for s in defective)
     if not masked:
         say(f"{name}: no masks, so only the image metrics are defined")
     elif masked < len(defective):

@@ -3,7 +3,7 @@
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -31,6 +31,11 @@ def say(text: str) -> None:
 def warn(text: str, error: bool = False) -> None:
     """A line on standard error, red where it is an error and a terminal shows it."""
     typer.secho(text, err=True, fg="red" if error else None)
+
+
+def shortened(text: str, most: int = 400) -> str:
+    """A text of many file names, cut where it would fill the screen."""
+    return text if len(text) <= most else f"{text[:most].rstrip()} …"
 
 
 def told(command: Callable[P, None]) -> Callable[P, None]:
@@ -155,7 +160,7 @@ def writer(folder: Path, detector: "Detector", save_maps: bool) -> "OnPrediction
 def write_results(
     folder: Path,
     detector: "Detector",
-    rows: "Sequence[ScoredPicture]",
+    rows: "Collection[ScoredPicture]",
     metrics: dict[str, Any] | None,
     computed_on: str,
     extra: "Extra",
@@ -211,12 +216,15 @@ def hint_at_gpu(preset: str | None, config: Path | None) -> None:
         warn("hint: this machine has a GPU; --preset paper trains the paper's larger network")
 
 
-def make_folder(folder: Path, overwrite: bool, read: Iterable[Path]) -> None:
+def make_folder(
+    folder: Path, overwrite: bool, read: Iterable[Path], resume: str | None = None
+) -> None:
     """An output folder that is new or empty, or freed of earlier results where told to.
 
     Args:
         folder: to make.
         overwrite: whether earlier results may be replaced.
+        resume: name of the file that unfinished results have, which ``--resume`` goes on with.
         read: what is about to be read, and must not lie where results are replaced.
 
     Raises:
@@ -234,10 +242,12 @@ def make_folder(folder: Path, overwrite: bool, read: Iterable[Path]) -> None:
         if (folder / "config.json").exists() or (folder / "model.safetensors").exists():
             raise OutputError(f"{folder}: is the folder of a training run; choose another --out")
         if not overwrite:
+            unfinished = resume is not None and (folder / resume).exists()
+            more = ", go on with what is unfinished there with --resume," if unfinished else ""
             raise OutputError(
-                f"{folder}: exists and is not empty; choose another --out or give --overwrite"
+                f"{folder}: exists and is not empty; choose another --out{more} or give --overwrite"
             )
-        if not (folder / "scores.csv").exists():
+        if not any((folder / name).exists() for name in ("scores.csv", resume or "scores.csv")):
             raise OutputError(
                 f"{folder}: holds no scores.csv, so it is no earlier result to replace; choose "
                 "another --out"

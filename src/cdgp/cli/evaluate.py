@@ -40,7 +40,8 @@ def evaluate(
 ) -> None:
     """Score labelled pictures and print the metrics.
 
-    Where the manifest has a split column, its test pictures are used, otherwise all of them.
+    Where the manifest has a split column, its test pictures are used, otherwise all of them; a
+    test picture that is a copy of a training picture is refused.
     Undefined metrics are null in metrics.json, with a reason.
 
     Examples:
@@ -51,7 +52,7 @@ def evaluate(
     """
     from cdgp.data.layouts import load as load_manifest
     from cdgp.data.layouts import refuse_inside
-    from cdgp.data.splits import hashed
+    from cdgp.data.splits import hashed, refuse_leaks
     from cdgp.evaluation import evaluate as evaluate_samples
     from cdgp.inference import load
 
@@ -61,13 +62,20 @@ def evaluate(
     if out_folder is not None:
         refuse_inside(out_folder, manifest, *bins)
     table = load_manifest(manifest, *bins)
-    samples = table.of("test") or table.samples
     part = "test pictures" if table.of("test") else "pictures"
     progress = bars(quiet)
-    with progress.phase("Reading pictures", len(samples)) as advance:
+    # Training pictures are only compared with: where the table has their digests, these serve.
+    is_known = [bool(table.of("test") and s.split != "test" and s.pixel_sha256)
+                for s in table.samples]  # fmt: skip
+    known_ones = [s for s, known in zip(table.samples, is_known, strict=True) if known]
+    unread = [s for s, known in zip(table.samples, is_known, strict=True) if not known]
+    with progress.phase("Reading pictures", len(unread)) as advance:
         # All that cannot be used is told before the first picture is scored.
-        table = hashed(replace(table, samples=samples), advance, data.white_level)
-    samples = table.samples
+        read = hashed(replace(table, samples=tuple(unread)), advance, data.white_level)
+    table = replace(table, samples=(*read.samples, *known_ones))
+    if table.of("test"):
+        refuse_leaks(table)
+    samples = table.of("test") or table.samples
     computed_on = f"{len(samples)} {part} of {manifest}"
     known = trained_on(model)
     seen = sum(sample.pixel_sha256 in known for sample in samples)

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from cdgp.cli.benchmark import benchmark
+from cdgp.cli.check import check
 from cdgp.cli.common import INTERRUPTED, escape_unprintable, say
 from cdgp.cli.demo import demo
 from cdgp.cli.evaluate import evaluate
@@ -21,6 +22,7 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(check)
 app.command()(train)
 app.command()(predict)
 app.command()(evaluate)

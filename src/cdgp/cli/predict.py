@@ -1,8 +1,10 @@
 """``cdgp predict``: pictures to probabilities, decisions, regions and overlays."""
 
+import csv
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +19,12 @@ from cdgp.cli.common import (
     writer,
 )
 
+if TYPE_CHECKING:
+    from cdgp.ledger import Ledger
+
+SHOWN = 20
+"""Pictures that could not be read are listed on screen up to this number, all in a file."""
+
 
 @told
 def predict(
@@ -24,64 +32,112 @@ def predict(
     paths: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.")],
     out_folder: Annotated[Path, typer.Option("--out", help="Folder for the results.")],
     save_maps: Annotated[bool, typer.Option(help="Also write the raw maps, float16 .npy.")] = False,
+    resume: Annotated[bool, typer.Option(help="Go on with what is unfinished in --out.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace the results in --out.")] = False,
     quiet: Annotated[bool, typer.Option(help="No progress bars.")] = False,
 ) -> None:
     """Score pictures with a trained model.
 
     Writes scores.csv, an overlay and a JSON file a picture, and report.html. Pictures that cannot
-    be read are listed, the others are scored, and the exit code is 3.
+    be read are listed in unreadable.csv, the others are scored, and the exit code is 3. Memory does
+    not grow with the number of pictures, and a prediction that was stopped goes on with --resume.
 
     Examples:
 
       cdgp predict runs/parts new_pictures --out runs/parts-monday
 
       cdgp predict runs/parts/model.safetensors a.png b.png --out scores --save-maps
-    """
-    from cdgp.data.layouts import pictures_in
-    from cdgp.data.manifest import absolute
-    from cdgp.errors import DataError, OutputError, PictureError
-    from cdgp.evaluation import ScoredPicture, predict_rows, write_scores
-    from cdgp.inference import load
 
+      cdgp predict runs/parts new_pictures --out runs/parts-monday --resume
+    """
+    from cdgp.data.layouts import walk_pictures
+    from cdgp.data.manifest import absolute
+    from cdgp.errors import DataError, OutputError, SettingsError
+    from cdgp.inference import load
+    from cdgp.ledger import LEDGER, Ledger, model_digest, predict_into
+
+    if resume and overwrite:
+        raise SettingsError("--resume goes on and --overwrite starts again: give one of them")
     detector = load(model)
-    found: list[Path] = []
     for path in paths:
-        if path.is_dir():
-            found += pictures_in(path)
-        elif path.is_file():
-            found.append(path)
-        else:
+        if not path.exists():
             raise DataError(f"{path}: no such file or folder")
-    found = sorted({absolute(path) for path in found})
-    if not found:
+    places = outermost([absolute(path) for path in paths])
+    count = sum(1 for place in places for _ in walk_pictures(place))
+    if not count:
         raise DataError(f"{', '.join(map(str, paths))}: no pictures found")
-    if any(path.is_dir() and absolute(out_folder).is_relative_to(absolute(path)) for path in paths):
+    if any(place.is_dir() and absolute(out_folder).is_relative_to(place) for place in places):
         raise OutputError(f"{out_folder}: lies in a folder that is scored; choose another --out")
-    make_folder(out_folder, overwrite, found)
+    if resume and not (out_folder / LEDGER).is_file():
+        raise OutputError(
+            f"{out_folder}: holds no unfinished prediction; leave --resume out to start one"
+        )
+    if not resume:
+        make_folder(out_folder, overwrite, places, resume=LEDGER)
+    file = model / "model.safetensors" if model.is_dir() else model
+    marks = {"model": model_digest(file), "--save-maps": str(save_maps)}
+    ledger = Ledger(out_folder, marks)
+    ledger.forget_unreadable()  # a share that was away may be back
     try:
-        root = Path(os.path.commonpath([path.parent for path in found]))
-        named = [(path.relative_to(root).as_posix(), path) for path in found]
-    except ValueError:  # on two drives of a Windows machine nothing is common
-        named = [(path.as_posix(), path) for path in found]
-    rows: list[ScoredPicture] = []
-    bad: list[PictureError] = []
-    write = writer(out_folder, detector, save_maps)
-    try:
-        predict_rows(detector, named, bars(quiet), write, rows, bad)
+        with bars(quiet).phase("Prediction", count) as advance:
+            named = named_pictures(places)
+            write = writer(out_folder, detector, save_maps)
+            predict_into(ledger, detector, named, write, advance)
     except KeyboardInterrupt:
-        write_scores(out_folder / "scores.csv", rows)
-        warn(f"interrupted; the scores of {len(rows)} of {len(found)} pictures are in {out_folder}")
+        ledger.save()
+        warn(f"interrupted after {len(ledger)} of {count} pictures; --resume goes on from there")
         raise typer.Exit(INTERRUPTED) from None
-    if rows:
-        computed_on = f"{len(rows)} pictures without labels"
-        write_results(out_folder, detector, rows, None, computed_on, {})
-    else:
-        write_scores(out_folder / "scores.csv", rows)
-    rejected = sum(row.pred_label for row in rows)
-    say(f"{len(rows)} scored, {rejected} called defective: {out_folder}")
-    if bad:
-        warn(f"{len(bad)} pictures could not be read:", error=True)
-        for error in bad:
-            warn(f"  {error}")
+    finally:
+        ledger.save()
+    scored = f"{len(ledger)} pictures without labels"
+    write_results(out_folder, detector, ledger, None, scored, {})
+    say(f"{len(ledger)} scored, {ledger.rejected} called defective: {out_folder}")
+    unreadable = list_unreadable(ledger, out_folder)
+    ledger.close()
+    ledger.path.unlink()
+    if unreadable:
         raise typer.Exit(DataError.exit_code)
+
+
+def outermost(places: Sequence[Path]) -> list[Path]:
+    """Without repetitions and without what lies in another one of them, sorted."""
+    chosen: list[Path] = []
+    for place in sorted(set(places)):
+        if not any(place.is_relative_to(other) for other in chosen):
+            chosen.append(place)
+    return chosen
+
+
+def named_pictures(places: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    """(name, path) of every picture; names are relative to what the places have in common."""
+    from cdgp.data.layouts import walk_pictures
+
+    folders = [place if place.is_dir() else place.parent for place in places]
+    try:
+        root = Path(os.path.commonpath(folders))
+    except ValueError:  # on two drives of a Windows machine nothing is common
+        root = None
+    for place in places:
+        for path in walk_pictures(place, tell=True):
+            yield (path.relative_to(root) if root else path).as_posix(), path
+
+
+def list_unreadable(ledger: "Ledger", folder: Path) -> int:
+    """Tell of pictures that could not be read, all of them in ``unreadable.csv``; their number."""
+    from cdgp.files import written_whole
+
+    count = ledger.unreadable
+    if count:
+        place = folder / "unreadable.csv"
+        with written_whole(place) as path, path.open("w", encoding="utf-8", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["image", "problem"])
+            for name, problem in ledger.problems():
+                table.writerow([name.encode("utf-8", "backslashreplace").decode(), problem])
+        warn(f"{count} pictures could not be read, listed in {place}:", error=True)
+        for number, (_, problem) in enumerate(ledger.problems()):
+            if number == SHOWN:
+                warn(f"  and {count - SHOWN} more")
+                break
+            warn(f"  {problem}")
+    return count

@@ -11,6 +11,7 @@ from cdgp.cli.common import (
     hint_at_gpu,
     parse_size,
     say,
+    shortened,
     show_metrics,
     told,
     warn,
@@ -109,6 +110,8 @@ def run_training(
     from cdgp.training.fit import fit
 
     run = fit(data, folder, settings, resume=resume, overwrite=overwrite, progress=progress)
+    for finding in run.audit.of("warning"):
+        warn(f"warning: {shortened(finding.text)}")
     for note in run.detector.model.calibration.image.notes:
         warn(f"note: {note}")
     detector = run.detector
@@ -126,6 +129,7 @@ def finish(run: "Run", folder: Path, save_maps: bool, progress: "Progress") -> N
     """Scores, metrics, overlays and the report of a trained run."""
     from cdgp.evaluation import ScoredPicture, evaluate
     from cdgp.report.html import Extra, write_report
+    from cdgp.training.crossfit import suspects, write_suspects
     from cdgp.training.fit import read_log
 
     detector = run.detector
@@ -142,7 +146,14 @@ def finish(run: "Run", folder: Path, save_maps: bool, progress: "Progress") -> N
     else:
         computed_on = "nothing: no test pictures were set aside"
         warn("note: no test pictures were set aside, so there are no metrics")
-    extra: Extra = {"log": read_log(folder), "manifest_counts": run.manifest.counts()}
+    doubtful = suspects(run.manifest, detector.settings, progress)
+    write_suspects(folder / "suspects.csv", doubtful)
+    extra: Extra = {
+        "log": read_log(folder),
+        "manifest_counts": run.manifest.counts(),
+        "audit": [f"Data: {shortened(f.text)}." for f in run.audit.of("warning")],
+        "suspects": doubtful,
+    }
     if test:
         write_results(folder, detector, rows, metrics, computed_on, extra)
     else:
@@ -150,4 +161,6 @@ def finish(run: "Run", folder: Path, save_maps: bool, progress: "Progress") -> N
     say(f"model:    {folder / 'model.safetensors'}")
     if test:
         say(f"overlays: {folder / 'overlays'}")
+    if doubtful:
+        say(f"suspect labels: {folder / 'suspects.csv'}")
     say(f"report:   {folder / 'report.html'}")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cdgp.data.images import picture_size, read_mask
 from cdgp.data.layouts import load as load_folder
-from cdgp.data.layouts import pair_masks, pictures_in
+from cdgp.data.layouts import mvtec_category, pair_masks, pictures_in
 from cdgp.data.manifest import Manifest, Sample, absolute
 from cdgp.errors import DataError
 
@@ -81,8 +81,8 @@ def mvtec_ad2(root: Path) -> dict[str, Manifest]:
             for picture in _pictures(base / part / "good")
         ]
         pictures = _pictures(bad)
-        masks = pair_masks(bad, pictures, base / "test_public" / "ground_truth" / "bad")
-        samples += [Sample(picture, True, masks.get(picture)) for picture in pictures]
+        masks = pair_masks({bad: pictures}, base / "test_public" / "ground_truth" / "bad")
+        samples += [Sample(picture, True, masks.get(picture, ())) for picture in pictures]
         found[category] = Manifest(base, tuple(samples))
     return found
 
@@ -97,22 +97,13 @@ def mvtec_ad(root: Path) -> dict[str, Manifest]:
     found = {}
     for category in _categories(root, (), "train"):
         base = absolute(root) / category
-        samples = []
-        for part in ("train", "test"):
-            for folder in sorted(p for p in (base / part).iterdir() if p.is_dir()):
-                pictures = _pictures(folder)
-                if folder.name == "good":
-                    samples += [Sample(p, False, split=part) for p in pictures]
-                    continue
-                truth = base / "ground_truth" / folder.name
-                masks = pair_masks(folder, pictures, truth) if part == "test" else {}
-                samples += [Sample(p, True, masks.get(p), split=part) for p in pictures]
-        if not any(s.defective for s in samples if s.split == "train"):
+        manifest = mvtec_category(base)
+        if not any(s.defective for s in manifest.of("train")):
             raise DataError(
                 f"{base / 'train'}: holds good pictures alone; put some defective ones into "
                 f"{base / 'train' / 'DEFECT'}, or pool the parts in a CSV manifest"
             )
-        found[category] = Manifest(base, tuple(samples))
+        found[category] = manifest
     return found
 
 
@@ -141,7 +132,7 @@ def ksdd2(root: Path) -> dict[str, Manifest]:
             if mask is None:
                 raise DataError(f"{picture}: has no mask {picture.stem}_GT beside it")
             marked = bool(read_mask(mask, picture_size(picture)).any())
-            samples.append(Sample(picture, marked, mask if marked else None, split=part))
+            samples.append(Sample(picture, marked, (mask,) if marked else (), split=part))
         if masks:
             orphan = next(iter(masks.values()))
             raise DataError(f"{orphan}: is the mask of no picture ({len(masks)} such masks)")
@@ -161,9 +152,9 @@ def visa(root: Path) -> dict[str, Manifest]:
     missing = []
     for row in visa_rows(table):
         image = base / row["image"]
-        mask = base / row["mask"] if row["mask"] else None
-        missing += [path for path in (image, mask) if path and not path.is_file()]
-        sample = Sample(image, row["label"] == "anomaly", mask, split=row["split"])
+        masks = (base / row["mask"],) if row["mask"] else ()
+        missing += [path for path in (image, *masks) if not path.is_file()]
+        sample = Sample(image, row["label"] == "anomaly", masks, split=row["split"])
         found.setdefault(row["object"], []).append(sample)
     if missing:
         raise DataError(f"{table}: {len(missing)} listed files are missing, first {missing[0]}")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import imagecodecs
 import numpy as np
@@ -45,6 +45,28 @@ ORIENTATION = 0x0112
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
+class FileFacts(NamedTuple):
+    """What a file tells beside its pixels, for the audit of a data set."""
+
+    format: str
+    """"JPEG", "PNG", "BMP", "WEBP" or "TIFF", whatever the name says."""
+    bits: int
+    """Of a channel; 32 stands for floating point."""
+    largest: int
+    """The largest stored value of a colour channel; 0 in floating point."""
+    transparent: int
+    """How many pixels are not wholly opaque, and so were composed over black."""
+
+
+class MaskFacts(NamedTuple):
+    """What is odd about how a mask is stored."""
+
+    levels: int
+    """How many distinct values it holds."""
+    cut: bool
+    """Whether it was cut at half of its largest value, and not at zero."""
+
+
 def read_picture(path: Path, white_level: int = WHITE_LEVEL) -> NDArray[np.float32]:
     """Reads one picture, upright, at its own size.
 
@@ -64,6 +86,13 @@ def read_picture(path: Path, white_level: int = WHITE_LEVEL) -> NDArray[np.float
         PictureError: The file cannot be used; the message begins with the path.
         SettingsError: `white_level` is not within 1..65535.
     """
+    return read_with_facts(path, white_level)[0]
+
+
+def read_with_facts(
+    path: Path, white_level: int = WHITE_LEVEL
+) -> tuple[NDArray[np.float32], FileFacts]:
+    """`read_picture`, with what the file tells beside its pixels."""
     if not 1 <= white_level <= 65535:
         raise SettingsError(f"white_level is {white_level}; give a value within 1..65535")
     with _blame(path):
@@ -75,18 +104,33 @@ def read_picture(path: Path, white_level: int = WHITE_LEVEL) -> NDArray[np.float
             )
         values, full = _decode(path, header)
         opaque = full
+        alpha = values.shape[2] in (2, 4)
+        colours = values[:, :, :-1] if alpha else values
         if full == 65535:
             full = white_level
-            colours = values[:, :, :-1] if values.shape[2] in (2, 4) else values
             _refuse_above(path, int(colours.max()), white_level)
+        facts = FileFacts(
+            header.format,
+            8 * values.dtype.itemsize if values.dtype.kind == "u" else 32,
+            int(colours.max()) if values.dtype.kind == "u" else 0,
+            int((values[:, :, -1] < opaque).sum()) if alpha else 0,
+        )
         picture = _compose(values, full, opaque)
         if picture.shape[2] == 1:
             picture = np.repeat(picture, 3, axis=2)
-        return np.ascontiguousarray(picture)
+        return np.ascontiguousarray(picture), facts
+
+
+def read_masks(paths: Sequence[Path], size: tuple[int, int]) -> NDArray[np.bool_]:
+    """The union of the masks of one picture, each as `read_mask` reads it."""
+    union = np.zeros(size, np.bool_)
+    for path in paths:
+        union |= read_mask(path, size)
+    return union
 
 
 def read_mask(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Reads the mask of one picture.
+    """Reads one mask of a picture.
 
     Defect is every value from half of the largest value upwards; but where at most 16 distinct
     values occur and they are colours or all below half of the file's range, they are class
@@ -105,12 +149,24 @@ def read_mask(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
     Raises:
         PictureError: The file cannot be used, or its size is another.
     """
+    return read_mask_with_facts(path, size)[0]
+
+
+def read_mask_with_facts(path: Path, size: tuple[int, int]) -> tuple[NDArray[np.bool_], MaskFacts]:
+    """`read_mask`, with how the mask is stored."""
     with _blame(path):
         header = _header(path)
         if (header.height, header.width) != tuple(size):
+            turned = (header.width, header.height) == tuple(size)
+            advice = (
+                "it seems to be turned by 90°, as where the picture is stored turned and its mask "
+                "is not: turn it as the picture is shown"
+                if turned
+                else "save the mask at the size of the picture"
+            )
             raise PictureError(
                 f"{path}: mask is {header.width} × {header.height}, but its picture is "
-                f"{size[1]} × {size[0]}; save the mask at the size of the picture"
+                f"{size[1]} × {size[0]}; {advice}"
             )
         values, full = _decode(path, header)
         colours = _compose(values, full, full)
@@ -119,8 +175,8 @@ def read_mask(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
         largest = float(levels[-1])
         coloured = bool((colours.min(axis=2) != values).any())
         if len(levels) <= CLASS_NUMBERS and (coloured or largest < 0.5):
-            return np.asarray(values > 0)
-        return np.asarray((values > 0) & (values >= largest / 2))
+            return np.asarray(values > 0), MaskFacts(len(levels), False)
+        return np.asarray((values > 0) & (values >= largest / 2)), MaskFacts(len(levels), True)
 
 
 def resize_mask(mask: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.bool_]:
@@ -136,26 +192,6 @@ def picture_size(path: Path) -> tuple[int, int]:
     with _blame(path):
         header = _header(path)
         return header.height, header.width
-
-
-def check_pictures(
-    paths: Iterable[Path],
-    white_level: int = WHITE_LEVEL,
-    progress: Callable[[], object] | None = None,
-) -> list[tuple[Path, str]]:
-    """Decodes every picture and returns (path, reason) of those that cannot be used.
-
-    `progress` is called once per picture.
-    """
-    bad: list[tuple[Path, str]] = []
-    for path in paths:
-        try:
-            read_picture(path, white_level)
-        except PictureError as error:
-            bad.append((path, reason(error, path)))
-        if progress is not None:
-            progress()
-    return bad
 
 
 def reason(error: PictureError, path: Path) -> str:
@@ -210,6 +246,7 @@ class _Header:
     width: int
     orientation: int
     decoder: str  # "png16", "tiff" or "pillow"
+    format: str
 
 
 @contextmanager
@@ -246,7 +283,7 @@ def _header(path: Path) -> _Header:
             tag = page.tags.get(ORIENTATION)
             orientation = int(tag.value) if tag else 1
             eight_bits = page.dtype in (np.dtype(bool), np.dtype(np.uint8))
-            decoder = "pillow" if eight_bits else "tiff"
+            decoder, form = ("pillow" if eight_bits else "tiff"), "TIFF"
     else:
         with Image.open(path, formats=FORMATS) as image:
             width, height = image.size
@@ -254,6 +291,7 @@ def _header(path: Path) -> _Header:
             # Further frames of a phone's MPO are previews and depth maps of the first.
             pages = 1 if image.format == "MPO" else int(getattr(image, "n_frames", 1))
             decoder = "png16" if image.format == "PNG" and head[24] == 16 else "pillow"
+            form = "JPEG" if image.format == "MPO" else str(image.format)
     if pages > 1:
         raise PictureError(f"{path}: holds {pages} pages; save each page as a picture of its own")
     if height * width > MAX_PIXELS:
@@ -263,7 +301,7 @@ def _header(path: Path) -> _Header:
         )
     if orientation in (5, 6, 7, 8):
         height, width = width, height
-    return _Header(height, width, orientation, decoder)
+    return _Header(height, width, orientation, decoder, form)
 
 
 def _orientation(image: Image.Image) -> int:
@@ -319,7 +357,7 @@ def _decode_tiff(path: Path) -> tuple[NDArray[Any], float]:
         values = values.transpose(1, 2, 0)
     elif axes not in ("YX", "YXS"):
         raise PictureError(f"{path}: holds a stack ({axes}); save each layer as one picture")
-    channels = {"MINISBLACK": (1, 2), "RGB": (3, 4)}.get(photometric, ())
+    channels = {"MINISBLACK": (1, 2), "MINISWHITE": (1,), "RGB": (3, 4)}.get(photometric, ())
     supported = values.dtype.kind == "f" or (values.dtype.kind == "u" and bits <= 16)
     if not supported or not channels:
         raise PictureError(
@@ -333,8 +371,9 @@ def _decode_tiff(path: Path) -> tuple[NDArray[Any], float]:
         values = values[:, :, :-1]
     if values.dtype.kind == "f":
         _refuse_outside_unit(path, values)
-        return values, 1.0
-    return values, float(2**bits - 1)
+        return (1 - values if photometric == "MINISWHITE" else values), 1.0
+    full = 2**bits - 1
+    return (full - values if photometric == "MINISWHITE" else values), float(full)
 
 
 def _refuse_outside_unit(path: Path, values: NDArray[Any]) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import unicodedata
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cdgp.data.manifest import Manifest, Sample, absolute, read_csv
 from cdgp.errors import DataError, OutputError
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".jfif", ".jpe", ".bmp", ".tif", ".tiff", ".webp")
-MASK_ENDINGS = ("", "_mask", "_GT")
+MASK_ENDING = re.compile(r"_(mask|GT)(_?\d+)?$")
 SHOWN = 10
 
 log = logging.getLogger(__name__)
@@ -26,8 +29,12 @@ def load(data: Path, good: str = "good", defective: str = "defective") -> Manife
     data/manifest.csv            the same; it wins over sub-folders, since it holds more
     data/good/**                 pictures without a defect
     data/defective/**            pictures with one
-    data/masks/**                optional; paired by name with the defective pictures:
-                                 defective/a/7.png has masks/a/7.*, a/7_mask.* or a/7_GT.*
+    data/masks/**                optional; paired by name, defective/a/7.png has masks/a/7.*,
+                                 a/7_mask.*, a/7_GT.*, numbered ones (a/7_mask_2.*) and all in
+                                 a/7/; several masks are joined
+    data/{train,test}/...        the same two bins in each: a split of the user's own
+    data/{train,test}/good/**    with data/ground_truth beside them, as MVTec AD has it: all other
+                                 folders of train and test hold defective pictures
     ```
 
     Sub-folders are searched. Hidden files, thumbnails, folders that start with `.` or `@` and
@@ -55,19 +62,54 @@ def load(data: Path, good: str = "good", defective: str = "defective") -> Manife
         return read_csv(root / "manifest.csv")
     if absolute(root / good) == absolute(root / defective):
         raise DataError(f"{data}: good and defective name the same folder {good!r}; give two names")
+    parted = all((root / name).is_dir() for name in ("train", "test"))
+    if parted and not any((root / name).is_dir() for name in (good, defective)):
+        if (root / "ground_truth").is_dir():
+            return mvtec_category(root)
+        return Manifest(root, tuple(
+            replace(sample, split=part)
+            for part in ("train", "test")
+            for sample in _two_bins(root / part, root, good, defective)
+        ))  # fmt: skip
+    return Manifest(root, tuple(_two_bins(root, root, good, defective)))
+
+
+def mvtec_category(base: Path) -> Manifest:
+    """One category laid out like MVTec AD: ``{train,test}/good`` and ``{train,test}/DEFECT``.
+
+    Masks of the test part lie under ``ground_truth/DEFECT``; the parts are the stated split.
+    """
     samples: list[Sample] = []
-    for name, option, label in ((good, "good", False), (defective, "defective", True)):
-        if not (root / name).is_dir():
-            raise DataError(_missing_folder(data, root, name, option))
-        pictures = pictures_in(root / name)
-        if not pictures:
+    for part in ("train", "test"):
+        for folder in sorted(p for p in (base / part).iterdir() if p.is_dir()):
+            pictures = pictures_in(folder)
+            truth = base / "ground_truth" / folder.name
+            masks = pair_masks({folder: pictures}, truth) if part == "test" else {}
+            defective = folder.name != "good"
+            samples += [Sample(p, defective, masks.get(p, ()), split=part) for p in pictures]
+    return Manifest(base, tuple(samples))
+
+
+def _two_bins(place: Path, root: Path, good: str, defective: str) -> list[Sample]:
+    """The pictures of both bins, with the masks that lie beside the bins or in the root."""
+    found: dict[str, list[Path]] = {}
+    for name, option in ((good, "good"), (defective, "defective")):
+        if not (place / name).is_dir():
+            raise DataError(_missing_folder(place, name, option))
+        found[name] = pictures_in(place / name)
+        if not found[name]:
             raise DataError(
-                f"{root / name}: holds no pictures; put files ending in "
+                f"{place / name}: holds no pictures; put files ending in "
                 f"{', '.join(EXTENSIONS)} there"
             )
-        masks = pair_masks(root / name, pictures, root / "masks") if label else {}
-        samples += [Sample(picture, label, masks.get(picture)) for picture in pictures]
-    return Manifest(root, tuple(samples))
+    beside = place / "masks"
+    bins = {place / name: found[name] for name in (defective, good)}
+    masks = pair_masks(bins, beside if beside.is_dir() else root / "masks")
+    return [
+        Sample(picture, folder == place / defective, masks.get(picture, ()))
+        for folder, pictures in bins.items()
+        for picture in pictures
+    ]
 
 
 def refuse_inside(folder: Path, data: Path, good: str, defective: str) -> None:
@@ -82,11 +124,11 @@ def refuse_inside(folder: Path, data: Path, good: str, defective: str) -> None:
         raise OutputError(f"{folder}: lies in the data that is read; choose another --out")
 
 
-def _missing_folder(data: Path, root: Path, name: str, option: str) -> str:
-    found = sorted(p.name for p in root.iterdir() if p.is_dir() and not _is_junk_folder(p.name))
+def _missing_folder(place: Path, name: str, option: str) -> str:
+    found = sorted(p.name for p in place.iterdir() if p.is_dir() and not _is_junk_folder(p.name))
     here = f"it holds the folders {', '.join(found)}" if found else "it holds no folders"
     return (
-        f"{data}: there is no folder {name!r} in it, and no manifest.csv; {here}. "
+        f"{place}: there is no folder {name!r} in it, and no manifest.csv; {here}. "
         f"Put pictures into {name!r} or name another folder with --{option} NAME."
     )
 
@@ -97,28 +139,39 @@ def _is_junk_folder(name: str) -> bool:
 
 def pictures_in(folder: Path) -> list[Path]:
     """All pictures under `folder`, sorted."""
+    return sorted(walk_pictures(folder, tell=True))
+
+
+def walk_pictures(place: Path, tell: bool = False) -> Iterator[Path]:
+    """All pictures under a folder, one sub-folder after another; no more than one is held.
+
+    Arguments:
+        place: The folder; a file is given back whatever it is.
+        tell: Whether to warn of what is not used.
+
+    Raises:
+        DataError: a folder cannot be read.
+    """
 
     def refuse(error: OSError) -> None:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
-    found: list[Path] = []
+    if place.is_file():
+        yield place
+        return
     ignored = 0
-    for place, folders, files in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not _is_junk_folder(name)]
-        ignored += sum(Path(place, name).is_symlink() for name in folders)
-        pictures = [
-            Path(place, name)
-            for name in files
-            if not name.startswith(".") and Path(name).suffix.lower() in EXTENSIONS
-        ]
-        found += pictures
-        ignored += sum(not name.startswith(".") for name in files) - len(pictures)
-    if ignored:
+    for here, folders, files in os.walk(place, onerror=refuse):
+        folders[:] = sorted(name for name in folders if not _is_junk_folder(name))
+        ignored += sum(Path(here, name).is_symlink() for name in folders)
+        shown = [name for name in files if not name.startswith(".")]
+        pictures = [name for name in shown if Path(name).suffix.lower() in EXTENSIONS]
+        ignored += len(shown) - len(pictures)
+        yield from (Path(here, name) for name in sorted(pictures))
+    if ignored and tell:
         log.warning(
             "%s: %d entries are not used: files without a picture's extension, or linked folders",
-            folder, ignored,
+            place, ignored,
         )  # fmt: skip
-    return sorted(found)
 
 
 def _stem(path: Path, folder: Path) -> str:
@@ -126,35 +179,45 @@ def _stem(path: Path, folder: Path) -> str:
     return unicodedata.normalize("NFC", path.relative_to(folder).with_suffix("").as_posix())
 
 
-def pair_masks(folder: Path, pictures: list[Path], mask_folder: Path) -> dict[Path, Path]:
-    """Masks by picture, matched by name and never by position; a mask of its own for each."""
+def pair_masks(
+    bins: Mapping[Path, Sequence[Path]], mask_folder: Path
+) -> dict[Path, tuple[Path, ...]]:
+    """Masks by picture, matched by name and never by position.
+
+    Arguments:
+        bins: Pictures by the folder that their names are relative to. Where two bins hold a
+            picture of the name that a mask has, it is of the first bin that does.
+        mask_folder: Where the masks are; it need not exist.
+
+    Raises:
+        DataError: Two pictures of one bin have the name of a mask.
+    """
     if not mask_folder.is_dir():
         return {}
-    by_stem: dict[str, list[Path]] = defaultdict(list)
+    by_stem: list[dict[str, list[Path]]] = []
+    for folder, pictures in bins.items():
+        by_stem.append(defaultdict(list))
+        for picture in pictures:
+            by_stem[-1][_stem(picture, folder)].append(picture)
+    pairs: dict[Path, list[Path]] = defaultdict(list)
+    orphans: list[str] = []
     for mask in pictures_in(mask_folder):
-        by_stem[_stem(mask, mask_folder)].append(mask)
-    pairs: dict[Path, Path] = {}
-    owners: dict[Path, Path] = {}
-    for picture in pictures:
-        stem = _stem(picture, folder)
-        masks = [mask for ending in MASK_ENDINGS for mask in by_stem.get(stem + ending, [])]
-        if len(masks) > 1:
+        stem = _stem(mask, mask_folder)
+        meant = (stem, MASK_ENDING.sub("", stem), stem.rpartition("/")[0])
+        owners = next((found[name] for found in by_stem for name in meant if name in found), [])
+        if len(owners) > 1:
             raise DataError(
-                f"{picture}: has {len(masks)} masks, {', '.join(map(str, masks))}; keep one"
+                f"{mask}: is the mask of {owners[0]} and of {owners[1]}; "
+                "give the two pictures different names"
             )
-        for mask in masks:
-            if mask in owners:
-                raise DataError(
-                    f"{mask}: is the mask of {owners[mask]} and of {picture}; "
-                    "give the two pictures different names"
-                )
-            owners[mask] = picture
-            pairs[picture] = mask
-    orphans = sorted(m.name for masks in by_stem.values() for m in masks if m not in owners)
+        for owner in owners:
+            pairs[owner].append(mask)
+        if not owners:
+            orphans.append(mask.name)
     if orphans:
         log.warning(
-            "%s: %d masks belong to no defective picture and are not used: %s%s",
+            "%s: %d masks belong to no picture and are not used: %s%s",
             mask_folder, len(orphans), ", ".join(orphans[:SHOWN]),
             ", ..." if len(orphans) > SHOWN else "",
         )  # fmt: skip
-    return pairs
+    return {picture: tuple(masks) for picture, masks in pairs.items()}

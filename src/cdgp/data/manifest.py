@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import hashlib
 import io
 import json
 import os
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +23,8 @@ DEFECTIVE_WORDS = ("defective", "anomaly", "bad", "ng", "1", "true")
 SPLITS = ("fit", "calibration", "test", "train")
 COLUMNS = ("image", "label", "mask", "group", "split", "sha256", "pixel_sha256")
 ALIASES = {"path": "image", "image_path": "image", "mask_path": "mask"}
+MASK_SEPARATOR = "|"
+"""Between the names of several masks of one picture; Windows allows it in no name."""
 SHOWN = 10
 
 
@@ -29,13 +33,13 @@ class Sample:
     """One picture with everything that is known about it; paths are absolute.
 
     `split` is "fit", "calibration", "test", "train" (not yet divided into fit and calibration) or
-    None. `mask` is for evaluation only. The digests are those of `images.digest` and
-    `images.pixel_digest`.
+    None. `masks` are for evaluation only; their union counts. The digests are those of
+    `images.digest` and `images.pixel_digest`.
     """
 
     image: Path
     defective: bool
-    mask: Path | None = None
+    masks: tuple[Path, ...] = ()
     group: str | None = None
     split: str | None = None
     sha256: str | None = None
@@ -56,6 +60,7 @@ class WeakSplit:
 
     fit: tuple[WeakSample, ...]
     calibration: tuple[WeakSample, ...]
+    """All of the training pictures where the calibration split lacks a class."""
     train: tuple[WeakSample, ...]
     """Both, in the manifest's order."""
     sha256: str
@@ -83,7 +88,7 @@ class Manifest:
 
     def paths(self) -> list[Path]:
         """Every picture and every mask."""
-        return [path for s in self.samples for path in (s.image, s.mask) if path]
+        return [path for s in self.samples for path in (s.image, *s.masks)]
 
     def of(self, split: str | None) -> tuple[Sample, ...]:
         """The samples of one split; "train" is all of train, fit and calibration; None is all."""
@@ -99,13 +104,19 @@ class Manifest:
     def weak_split(self) -> WeakSplit:
         """The training part as training may see it."""
         good_fit = tuple(s for s in self.of("fit") if not s.defective)
+        own = self.has_calibration
         return WeakSplit(
             self.weak("fit"),
-            self.weak("calibration"),
+            self.weak("calibration" if own else "train"),
             self.weak("train"),
             self.sha256,
             replace(self, samples=good_fit).sha256,
         )
+
+    @property
+    def has_calibration(self) -> bool:
+        """Whether the calibration split shows both classes; else the fit pictures must serve."""
+        return len({s.defective for s in self.of("calibration")}) == 2
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """(good, defective) per split that occurs; samples without one count as "unsplit"."""
@@ -139,7 +150,7 @@ class Manifest:
         return (
             self.name(sample.image),
             "defective" if sample.defective else "good",
-            self.name(sample.mask) if sample.mask else "",
+            MASK_SEPARATOR.join(self.name(mask) for mask in sample.masks),
             sample.group or "",
             sample.split or "",
             sample.sha256 or "",
@@ -157,8 +168,10 @@ def read_csv(path: Path, root: Path | None = None) -> Manifest:
 
     The header must have `image` (or `path`, `image_path`) and `label`; `mask` (or `mask_path`),
     `group`, `split`, `sha256` and `pixel_sha256` are optional, other columns are ignored. Commas,
-    semicolons and tabs separate; UTF-8 with or without a byte-order mark. Names are looked up as
-    written, then with their accents composed (NFC), then decomposed (NFD).
+    semicolons and tabs separate, and a first line `sep=;` says which; UTF-8 with or without a
+    byte-order mark, or UTF-16 with one. Names are looked up as written, then with their accents
+    composed (NFC), then decomposed (NFD). Several masks of one picture stand in one cell with `|`
+    between them.
 
     Arguments:
         path: The CSV file.
@@ -168,9 +181,10 @@ def read_csv(path: Path, root: Path | None = None) -> Manifest:
         DataError: A row cannot be used; the message names the line.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
+        content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    text = _decoded(path, content)
     root = absolute(path.parent if root is None else root)
     samples: list[Sample] = []
     seen: dict[Path, tuple[int, bool]] = {}
@@ -178,11 +192,10 @@ def read_csv(path: Path, root: Path | None = None) -> Manifest:
     for line, row in _rows(path, text):
         defective = _label(path, line, row["label"])
         image = _find(root, row["image"])
-        mask = _find(root, row["mask"]) if row.get("mask", "").strip() else None
-        if not _is_file(image):
-            missing.append(f"line {line}: {row['image']}")
-        if mask and not _is_file(mask):
-            missing.append(f"line {line}: {row['mask']}")
+        masks = _masks(root, row.get("mask", ""))
+        for written, found in ((row["image"], image), *masks.items()):
+            if not _is_file(found):
+                missing.append(f"line {line}: {written}")
         if image in seen:
             before, other = seen[image]
             wrong = "twice" if other == defective else "as good and as defective"
@@ -195,7 +208,8 @@ def read_csv(path: Path, root: Path | None = None) -> Manifest:
         group, sha256, pixel_sha256 = (
             row.get(name) or None for name in ("group", "sha256", "pixel_sha256")
         )
-        samples.append(Sample(image, defective, mask, group, split, sha256, pixel_sha256))
+        of_picture = tuple(masks.values())
+        samples.append(Sample(image, defective, of_picture, group, split, sha256, pixel_sha256))
     if missing:
         raise DataError(_missing_message(path, root, missing))
     if not samples:
@@ -203,11 +217,37 @@ def read_csv(path: Path, root: Path | None = None) -> Manifest:
     return Manifest(root, tuple(samples))
 
 
+def _decoded(path: Path, content: bytes) -> str:
+    """The text of a table; bytes that are no UTF-8 are kept, since a file's name may hold them."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        try:
+            return content.decode("utf-16")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: begins as UTF-16 but is none: {error}") from error
+    return content.decode("utf-8-sig", errors="surrogateescape")
+
+
+def _masks(root: Path, cell: str) -> dict[str, Path]:
+    """The masks that a cell names, by their spelling."""
+    if not cell.strip():
+        return {}
+    whole = _find(root, cell)
+    if MASK_SEPARATOR not in cell or _is_file(whole):
+        return {cell: whole}
+    return {name: _find(root, name) for name in cell.split(MASK_SEPARATOR) if name.strip()}
+
+
 def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
     """(line, cells by column) of every row that is not empty."""
-    first = text.split("\n", 1)[0]
-    table = csv.reader(io.StringIO(text), delimiter=max(",;\t", key=first.count))
+    first, _, rest = text.partition("\n")
+    stated = re.fullmatch(r"sep=([,;\t])\s*", first)
+    if stated:
+        first = rest.partition("\n")[0]
+    delimiter = stated[1] if stated else max(",;\t", key=first.count)
+    table = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
+        if stated:
+            next(table)
         header = [
             ALIASES.get(name.strip().lower(), name.strip().lower()) for name in next(table, [])
         ]

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedGroupKFold
 
 from cdgp.data import images
@@ -24,10 +25,15 @@ SHOWN = 20
 CLASSES = {False: "good", True: "defective"}
 
 
+Look = Callable[[Sample, NDArray[np.float32], images.FileFacts], object]
+"""Takes a sample with its digests, its picture (HWC float32 RGB in [0, 1]) and its file's facts."""
+
+
 def hashed(
     manifest: Manifest,
     progress: Callable[[], object] | None = None,
     white_level: int = images.WHITE_LEVEL,
+    look: Look | None = None,
 ) -> Manifest:
     """Fills in the digests of every sample; this is also the scan before training.
 
@@ -38,25 +44,37 @@ def hashed(
         manifest: The samples.
         progress: Called once per picture.
         white_level: The value that means white in 16-bit files.
+        look: Called with every picture that can be used.
 
     Raises:
         DataError: Files cannot be used; the message lists them with a reason each.
     """
-    samples: list[Sample] = []
-    bad: list[str] = []
-    for sample in manifest.samples:
-        try:
-            samples.append(_hashed_sample(sample, white_level))
-        except PictureError as error:
-            bad.append(str(error))
-        if progress is not None:
-            progress()
+    found, bad = usable(manifest, progress, white_level, look)
     if bad:
         raise DataError(
             f"{manifest.root}: {len(bad)} of {len(manifest.samples)} pictures cannot be used; "
-            f"repair or remove them:{_listed(bad)}"
+            f"repair or remove them:{_listed(str(error) for _, error in bad)}"
         )
-    return replace(manifest, samples=tuple(samples))
+    return found
+
+
+def usable(
+    manifest: Manifest,
+    progress: Callable[[], object] | None = None,
+    white_level: int = images.WHITE_LEVEL,
+    look: Look | None = None,
+) -> tuple[Manifest, list[tuple[Sample, PictureError]]]:
+    """`hashed` of the samples that can be used, and the others with the reason."""
+    samples: list[Sample] = []
+    bad: list[tuple[Sample, PictureError]] = []
+    for sample in manifest.samples:
+        try:
+            samples.append(_hashed_sample(sample, white_level, look))
+        except PictureError as error:
+            bad.append((sample, error))
+        if progress is not None:
+            progress()
+    return replace(manifest, samples=tuple(samples)), bad
 
 
 def split(
@@ -64,6 +82,7 @@ def split(
     seed: int,
     test_fraction: float = 0.2,
     calibration_fraction: float = 0.2,
+    needed: Sequence[str] = ("fit", "calibration"),
 ) -> Manifest:
     """Divides the samples into fit, calibration and test, by group and with even class ratios.
 
@@ -79,9 +98,10 @@ def split(
         seed: Another seed gives another split.
         test_fraction: Within 0..0.5; 0 makes no test split.
         calibration_fraction: The part of what is not test, above 0 up to 0.5.
+        needed: Splits that must show both classes.
 
     Raises:
-        DataError: Equal pixels have two labels, or fit or calibration would lack a class.
+        DataError: Equal pixels have two labels, or a needed split would lack a class.
         LeakError: Stated splits have a picture or a group on two sides.
     """
     if not 0 <= test_fraction <= 0.5:
@@ -108,12 +128,12 @@ def split(
             "state fit or calibration for all of them, or write train"
         )
     divided = replace(manifest, samples=samples)
-    _refuse_missing_class(divided)
-    audit(divided)
+    _refuse_missing_class(divided, needed)
+    refuse_leaks(divided)
     return divided
 
 
-def audit(manifest: Manifest) -> None:
+def refuse_leaks(manifest: Manifest) -> None:
     """Checks that nothing stands in more than one split.
 
     Raises:
@@ -144,6 +164,14 @@ def audit(manifest: Manifest) -> None:
         )
 
 
+def group_numbers(manifest: Manifest, samples: tuple[Sample, ...]) -> NDArray[np.int64]:
+    """(n,) the number of each sample's group: samples that must stay on one side share it."""
+    numbers = np.empty(len(samples), np.int64)
+    for number, group in enumerate(_groups(manifest, samples, seed=0)):
+        numbers[list(group.members)] = number
+    return numbers
+
+
 @dataclass(frozen=True)
 class _Group:
     """Samples that stay together, by index, and which classes they show."""
@@ -152,17 +180,19 @@ class _Group:
     classes: frozenset[bool]
 
 
-def _hashed_sample(sample: Sample, white_level: int) -> Sample:
-    picture = images.read_picture(sample.image, white_level)
+def _hashed_sample(sample: Sample, white_level: int, look: Look | None) -> Sample:
+    picture, facts = images.read_with_facts(sample.image, white_level)
     sha256, pixel_sha256 = images.digest(sample.image), images.pixel_digest(picture)
     if sample.sha256 not in (None, sha256):
         raise PictureError(
             f"{sample.image}: is not the file that the manifest was made with (its SHA-256 "
             "differs); restore it, or empty the columns sha256 and pixel_sha256"
         )
-    if sample.mask is not None:
-        images.read_mask(sample.mask, picture.shape[:2])
-    return replace(sample, sha256=sha256, pixel_sha256=pixel_sha256)
+    images.read_masks(sample.masks, (picture.shape[0], picture.shape[1]))
+    found = replace(sample, sha256=sha256, pixel_sha256=pixel_sha256)
+    if look is not None:
+        look(found, picture, facts)
+    return found
 
 
 def _pixels(manifest: Manifest, sample: Sample) -> str:
@@ -272,8 +302,9 @@ def _fold(
     return {int(g) for g in number[dealt[drawn][1]]}
 
 
-def _refuse_missing_class(manifest: Manifest) -> None:
-    for name in ("fit", "calibration"):
+def _refuse_missing_class(manifest: Manifest, needed: Sequence[str]) -> None:
+    least = {1: "1 is the least", 2: "2 are the least, one for fit and one for calibration"}
+    for name in needed:
         for label, word in CLASSES.items():
             if any(s.defective == label for s in manifest.of(name)):
                 continue
@@ -283,8 +314,7 @@ def _refuse_missing_class(manifest: Manifest) -> None:
             raise DataError(
                 f"{manifest.root}: {name} has no {word} picture: outside test there are {having} "
                 f"groups of {word} pictures (pictures of one part or with equal pixels are one "
-                "group), and 2 are the least, one for fit and one for calibration; add pictures, "
-                "or state other splits"
+                f"group), and {least[len(needed)]}; add pictures, or state other splits"
             )
 
 

@@ -44,18 +44,19 @@ def make_dataset(
     for name in ("good", "defective", "masks"):
         (root / name).mkdir(parents=True, exist_ok=True)
     samples: list[Sample] = []
+    masks: tuple[Path, ...]
     for i in range(good + defective):
         rng = np.random.default_rng([seed, i])
         picture = make_surface(size, rng)
         if i < good:
-            image, mask_path = root / "good" / f"{i:03d}.png", None
+            image, masks = root / "good" / f"{i:03d}.png", ()
         else:
             image = root / "defective" / f"{i - good:03d}.png"
-            mask_path = root / "masks" / image.name
+            masks = (root / "masks" / image.name,)
             picture, mask = plant_defect(picture, rng)
-            Image.fromarray(mask).save(mask_path)
+            Image.fromarray(mask).save(masks[0])
         Image.fromarray(np.rint(picture * 255).astype(np.uint8)).save(image)
-        samples.append(Sample(image, mask_path is not None, mask_path))
+        samples.append(Sample(image, bool(masks), masks))
     manifest = Manifest(root, tuple(samples))
     manifest.write_csv(root / "manifest.csv")
     return manifest

@@ -1,11 +1,12 @@
 """One self-contained HTML file that an inspection engineer can read, send and print."""
 
 import base64
+import heapq
 import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from PIL import Image
 
@@ -25,6 +26,7 @@ from cdgp.inference import Detector
 from cdgp.metrics.reliability import reliability_curve
 from cdgp.report import charts
 from cdgp.report.overlay import STACKED_FROM, panels, probability
+from cdgp.training.crossfit import Suspect
 
 SHOWN = 8
 """Pictures in a gallery, and names in a warning."""
@@ -79,6 +81,10 @@ class Extra(TypedDict, total=False):
     """Training records: ``stage``, ``step``, ``loss``, ``margin_good``, ``margin_defective``."""
     manifest_counts: Mapping[str, tuple[int, int]]
     """(good, defective) by split, as ``Manifest.counts`` gives them."""
+    audit: Sequence[str]
+    """What was noticed of the training pictures, in words."""
+    suspects: Sequence[Suspect]
+    """Pictures whose label is doubtful, the most doubtful first."""
 
 
 class Gallery(NamedTuple):
@@ -87,6 +93,8 @@ class Gallery(NamedTuple):
     title: str
     why: str
     rows: tuple[ScoredPicture, ...]
+    remarks: Mapping[str, str] = {}
+    """What else is said of a picture, by its name."""
 
 
 class Told(NamedTuple):
@@ -112,13 +120,14 @@ class _Card:
     row: ScoredPicture
     link: str
     thumbnails: _Thumbnails
+    remark: str
 
 
 def write_report(
     out: Path,
     title: str,
     detector: Detector,
-    rows: Sequence[ScoredPicture],
+    rows: Collection[ScoredPicture],
     metrics: Mapping[str, Any] | None,
     computed_on: str,
     extra: Extra | None = None,
@@ -132,7 +141,8 @@ def write_report(
         out: the HTML file.
         title: its headline.
         detector: that scored the pictures.
-        rows: the scored pictures; where all have labels, errors and reliability are shown.
+        rows: the scored pictures, walked through several times; where all have labels, errors
+            and reliability are shown.
         metrics: as `evaluation.evaluate` returns them, or None where there are no labels.
         computed_on: which pictures these are, in words: "42 test pictures".
         extra: the training log and the counts of the manifest, where they exist.
@@ -151,15 +161,7 @@ def write_report(
         "misses": sum(row.defective is True and not row.pred_label for row in rows),
     }
     tiles = {name: words.format(**counts) for name, words in TILES.items()}
-    environment = Environment(
-        loader=PackageLoader("cdgp.report", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["p"] = probability
-    text = environment.get_template("report.html.j2").render(
+    text = template("report.html.j2").render(
         title=title,
         date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
         computed_on=computed_on,
@@ -172,12 +174,15 @@ def write_report(
         tiles=told(metrics or {}, tiles),
         metrics=told(metrics or {}, WORDS),
         pixels=(metrics or {}).get("pictures_with_pixels"),
-        warnings=list(warnings(metrics or {}, detector)),
+        warnings=[*extra.get("audit", ()), *warnings(metrics or {}, detector)],
         histogram=_histogram(rows, threshold, labelled),
         reliability=_reliability(rows) if labelled else None,
         galleries=[
-            (gallery, [viewer.card(row) for row in gallery.rows])
-            for gallery in galleries(rows, threshold)
+            (gallery, [viewer.card(row, gallery.remarks) for row in gallery.rows])
+            for gallery in (
+                *(galleries(rows, threshold) if rows else ()),
+                *suspect_galleries(extra.get("suspects", ()), detector),
+            )
         ],
         colour_bar=charts.colour_bar(detector.colour_scale, detector.region_level),
         training=list(training_charts(extra.get("log", ()))),
@@ -196,7 +201,7 @@ def write_report(
     write_text(out, text.encode("utf-8", "backslashreplace").decode())
 
 
-def galleries(rows: Sequence[ScoredPicture], threshold: float) -> list[Gallery]:
+def galleries(rows: Collection[ScoredPicture], threshold: float) -> list[Gallery]:
     """The wrong ones, worst first, where all have labels; the doubtful; the most defective."""
     middle = float(charts.log_odds(threshold))
 
@@ -215,7 +220,7 @@ def galleries(rows: Sequence[ScoredPicture], threshold: float) -> list[Gallery]:
             Gallery(
                 "Most wrong: defective parts that passed",
                 why if misses else "None: every defective part was rejected.",
-                tuple(sorted(misses, key=lambda row: (row.pred_score, row.name))[:SHOWN]),
+                _first(misses, lambda row: (row.pred_score, row.name)),
             )
         )
     if labelled and not all(row.defective for row in rows):
@@ -225,7 +230,7 @@ def galleries(rows: Sequence[ScoredPicture], threshold: float) -> list[Gallery]:
             Gallery(
                 "Most wrong: good parts that were rejected",
                 why if rejects else "None: every good part passed.",
-                tuple(sorted(rejects, key=lambda row: (-row.pred_score, row.name))[:SHOWN]),
+                _first(rejects, lambda row: (-row.pred_score, row.name)),
             )
         )
     return [
@@ -233,14 +238,58 @@ def galleries(rows: Sequence[ScoredPicture], threshold: float) -> list[Gallery]:
         Gallery(
             "Most doubtful",
             "Closest to the threshold in log-odds: the parts that a person should look at.",
-            tuple(sorted(rows, key=lambda row: (doubt(row), row.name))[:SHOWN]),
+            _first(rows, lambda row: (doubt(row), row.name)),
         ),
         Gallery(
             "Most defective",
             "Highest probability first.",
-            tuple(sorted(rows, key=lambda r: (-r.pred_score, -peak(r), r.name))[:SHOWN]),
+            _first(rows, lambda row: (-row.pred_score, -peak(row), row.name)),
         ),
     ]
+
+
+def template(name: str) -> Template:
+    """A page's template; everything that is put in is escaped."""
+    environment = Environment(
+        loader=PackageLoader("cdgp.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["p"] = probability
+    return environment.get_template(name)
+
+
+def suspect_galleries(suspects: Sequence[Suspect], detector: Detector) -> Iterable[Gallery]:
+    """The pictures of each label that a classifier without them doubts most."""
+    for defective, word, other in ((False, "good", "defective"), (True, "defective", "good")):
+        chosen = [s for s in suspects if s.defective == defective][:SHOWN]
+        rows, remarks = [], {}
+        for s in chosen:
+            try:
+                found = detector.predict(s.path)
+            except PictureError:  # gone since: suspects.csv still names it
+                continue
+            rows.append(ScoredPicture(
+                s.name, s.path, s.split, s.defective, found.pred_score, found.pred_label,
+                found.regions,
+            ))  # fmt: skip
+            remarks[s.name] = f"looks {other} with P = {s.doubt:.2f} to a classifier without it"
+        if rows:
+            yield Gallery(
+                f"Suspect labels: called {word}",
+                f"Labelled {word}, and most like {other} to a classifier that was fitted without "
+                "them. Look at these first; nothing was relabelled. All are in suspects.csv.",
+                tuple(rows),
+                remarks,
+            )
+
+
+def _first(
+    rows: Iterable[ScoredPicture], key: Callable[[ScoredPicture], tuple[Any, ...]]
+) -> tuple[ScoredPicture, ...]:
+    return tuple(heapq.nsmallest(SHOWN, rows, key=key))
 
 
 def told(metrics: Mapping[str, Any], words: Mapping[str, str]) -> list[Told]:
@@ -302,7 +351,7 @@ def _last(log: Sequence[Mapping[str, Any]], key: str) -> Any:
     return next((record[key] for record in reversed(log) if key in record), None)
 
 
-def _histogram(rows: Sequence[ScoredPicture], threshold: float, labelled: bool) -> Markup | None:
+def _histogram(rows: Collection[ScoredPicture], threshold: float, labelled: bool) -> Markup | None:
     if not rows:
         return None
     if labelled:
@@ -315,7 +364,7 @@ def _histogram(rows: Sequence[ScoredPicture], threshold: float, labelled: bool) 
     return charts.histogram_chart(charts.histogram(groups, threshold), threshold)
 
 
-def _reliability(rows: Sequence[ScoredPicture]) -> Markup:
+def _reliability(rows: Collection[ScoredPicture]) -> Markup:
     scores, labels = [row.pred_score for row in rows], [bool(row.defective) for row in rows]
     return charts.reliability_chart(reliability_curve(scores, labels))
 
@@ -328,10 +377,11 @@ class _Viewer:
         self._folder = out.absolute().parent
         self._seen: dict[Path, _Thumbnails] = {}
 
-    def card(self, row: ScoredPicture) -> _Card:
+    def card(self, row: ScoredPicture, remarks: Mapping[str, str]) -> _Card:
         if row.path not in self._seen:
             self._seen[row.path] = self._thumbnails(row.path)
-        return _Card(row, _link(row.path, self._folder), self._seen[row.path])
+        remark = remarks.get(row.name, "")
+        return _Card(row, link(row.path, self._folder), self._seen[row.path], remark)
 
     def _thumbnails(self, path: Path) -> _Thumbnails:
         detector = self._detector
@@ -342,10 +392,10 @@ class _Viewer:
             return _Thumbnails("", "", False, reason(error, path))
         plain, laid = panels(picture, prediction, detector.colour_scale, THUMBNAIL_SIDES)
         stacked = plain.width >= STACKED_FROM * plain.height
-        return _Thumbnails(_jpeg(plain), _jpeg(laid), stacked, None)
+        return _Thumbnails(jpeg(plain), jpeg(laid), stacked, None)
 
 
-def _jpeg(image: Image.Image) -> str:
+def jpeg(image: Image.Image) -> str:
     """The best JPEG that fits, as data URI."""
     for quality in (88, 75, 60, 40, 20):
         data = io.BytesIO()
@@ -355,7 +405,7 @@ def _jpeg(image: Image.Image) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
 
 
-def _link(path: Path, folder: Path) -> str:
+def link(path: Path, folder: Path) -> str:
     """URL from a file in the folder to the path; relative, so that both can move together."""
     try:
         relative = Path(os.path.relpath(path.absolute(), folder))

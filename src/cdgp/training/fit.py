@@ -16,6 +16,7 @@ import torch
 from cdgp import artifact
 from cdgp.artifact import Decision, Model
 from cdgp.data import layouts
+from cdgp.data.audit import Audit, Looks, audit
 from cdgp.data.manifest import Manifest, absolute
 from cdgp.data.splits import hashed, split
 from cdgp.errors import DataError, OutputError, SettingsError
@@ -43,6 +44,10 @@ WITHOUT_BOUND = (
     "The training is kept: --resume with --set calibration.pictures=held_out in place of "
     "--max-false-rejects writes the model with a plain threshold"
 )
+WITHOUT_CALIBRATION = (
+    "a class has too few pictures to set some aside, so the calibration rests on the training "
+    "pictures themselves: probabilities are surer than they should be"
+)
 STATES = "state"
 """Folder of a run that holds the training state until the model is written."""
 
@@ -55,6 +60,8 @@ class Run:
     manifest: Manifest
     folder: Path | None
     separation: float
+    audit: Audit
+    """What was noticed of the pictures while they were read."""
 
 
 def fit(
@@ -92,7 +99,7 @@ def fit(
         if not isinstance(data, Manifest):
             layouts.refuse_inside(folder, Path(data), settings.data.good, settings.data.defective)
         check_folder(folder, settings, resume, overwrite)
-    manifest = prepare_manifest(data, settings, progress)
+    manifest, found = prepare_manifest(data, settings, progress)
     check_calibration(manifest, settings)
     if folder is not None:
         refuse_replacing(folder, (STATES, *RESULT_FOLDERS), manifest.paths())
@@ -101,13 +108,14 @@ def fit(
             refuse_changed_data(folder, manifest, finished)
             if finished is not None:
                 separation = finished.provenance["separation"]
-                return Run(Detector(finished), manifest, folder, separation)
+                return Run(Detector(finished), manifest, folder, separation, found)
         else:
             pretrained(settings)  # weights that cannot be had must not cost the earlier run
             clear_folder(folder)
         write_text(folder / "config.json", settings.model_dump_json(indent=2) + "\n")
         # Seen from the run's folder, so that the file can be read where it lies.
         replace(manifest, root=folder.resolve()).write_csv(folder / "manifest.csv")
+        write_text(folder / "check.json", json.dumps(found.record(), indent=1) + "\n")
     states = folder / STATES if folder else None
     log = json_log(folder / "log.jsonl" if folder else None)
     log({"stage": "start", "manifest_sha256": manifest.sha256, "resumed": resume})
@@ -115,7 +123,7 @@ def fit(
     if folder is not None:
         artifact.save(folder / MODEL, model)
         shutil.rmtree(folder / STATES, ignore_errors=True)
-    return Run(Detector(model), manifest, folder, separation)
+    return Run(Detector(model), manifest, folder, separation, found)
 
 
 def train(
@@ -134,11 +142,19 @@ def train(
     pictures = Pictures(data.calibration, settings.input_size, settings.data.white_level)
     collected = collect_evidence(network, pictures, fabric.device, progress)
     calibration = fit_calibration(collected, settings.calibration)
+    if not manifest.has_calibration:
+        calibration = noted(calibration, WITHOUT_CALIBRATION)
     log({"stage": "calibration", "slope": calibration.image.slope,
          "intercept": calibration.image.intercept, "notes": calibration.image.notes})  # fmt: skip
     decision = decide(collected, calibration, settings.decision)
     made = provenance(manifest, dual.separation)
     return Model(network, calibration, decision, settings, made), dual.separation
+
+
+def noted(calibration: Calibration, note: str) -> Calibration:
+    """The calibration with one more note, which every report of the model shows."""
+    image = calibration.image
+    return calibration._replace(image=image._replace(notes=(*image.notes, note)))
 
 
 def decide(
@@ -183,8 +199,11 @@ def decide(
 
 def prepare_manifest(
     data: str | Path | Manifest, settings: Settings, progress: Progress
-) -> Manifest:
-    """Read, hash, split and audit: what training starts from.
+) -> tuple[Manifest, Audit]:
+    """Read, hash, audit and split: what training starts from.
+
+    Where the calibration pictures are held out of training, both classes must be among them; else
+    a class of a single group leaves the training pictures themselves to calibrate on.
 
     Raises:
         DataError: anything wrong with pictures, labels or splits.
@@ -193,11 +212,16 @@ def prepare_manifest(
         manifest = data
     else:
         manifest = layouts.load(Path(data), settings.data.good, settings.data.defective)
+    looks = Looks()
     with progress.phase("Reading pictures", len(manifest.samples)) as advance:
-        manifest = hashed(manifest, advance, settings.data.white_level)
-    return split(
-        manifest, settings.seed, settings.data.test_fraction, settings.data.calibration_fraction
-    )
+        manifest = hashed(manifest, advance, settings.data.white_level, looks.add)
+    chosen = settings.data
+    held_out = settings.calibration.pictures == "held_out"
+    divided = split(
+        manifest, settings.seed, chosen.test_fraction, chosen.calibration_fraction,
+        needed=("fit", "calibration") if held_out else ("fit",),
+    )  # fmt: skip
+    return divided, audit(manifest, looks, chosen.white_level)
 
 
 def check_calibration(manifest: Manifest, settings: Settings) -> None:

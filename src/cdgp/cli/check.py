@@ -1,0 +1,126 @@
+"""``cdgp check``: what is wrong with a set of pictures, before anything is trained."""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdgp.cli.common import bars, say, shortened, told, warn
+
+if TYPE_CHECKING:
+    from cdgp.data.audit import Audit
+
+STRICT = 1
+
+
+@told
+def check(
+    data: Annotated[
+        Path, typer.Argument(help="Folder with good/ and defective/, or a CSV manifest.")
+    ],
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder for check.json and check.html.")
+    ] = None,
+    groups: Annotated[
+        Path | None,
+        typer.Option(help="CSV manifest to write, near duplicates in one group.", metavar="FILE"),
+    ] = None,
+    strict: Annotated[bool, typer.Option(help="Warnings make the exit code 1.")] = False,
+    good: Annotated[str, typer.Option(help="Name of the folder of good pictures.")] = "good",
+    defective: Annotated[
+        str, typer.Option(help="Name of the folder of defective pictures.")
+    ] = "defective",
+    white_level: Annotated[
+        int, typer.Option(help="The value that means white in 16-bit files.")
+    ] = 65535,
+    overwrite: Annotated[bool, typer.Option(help="Replace earlier results.")] = False,
+    quiet: Annotated[bool, typer.Option(help="No progress bars.")] = False,
+) -> None:
+    """Tell what is wrong with pictures, labels, masks and splits.
+
+    Broken files, copies and near duplicates (across splits and labels too), masks that contradict
+    the labels, trivial facts that predict the label, too few pictures. Nothing is changed.
+
+    Exit code 0: usable; 1: usable with warnings, and --strict was given; 3: unusable.
+
+    Examples:
+
+      cdgp check parts
+
+      cdgp check parts --out runs/check --strict
+
+      cdgp check parts --groups parts/manifest.csv
+    """
+    from cdgp.data import audit as auditing
+    from cdgp.data.layouts import load, refuse_inside
+    from cdgp.errors import DataError, OutputError
+    from cdgp.files import write_text
+    from cdgp.report.check import verdict, write_check
+
+    if out_folder is not None:
+        refuse_inside(out_folder, data, good, defective)
+    files = [out_folder / name for name in ("check.json", "check.html")] if out_folder else []
+    for path in (*files, *([groups] if groups else [])):
+        if path.exists() and not overwrite:
+            raise OutputError(f"{path}: exists; choose another place or give --overwrite")
+    with collected() as notes:
+        manifest = load(data, good, defective)
+    with bars(quiet).phase("Reading pictures", len(manifest.samples)) as advance:
+        found = auditing.check(manifest, white_level, advance, notes)
+    show(found)
+    if out_folder is not None:
+        write_text(files[0], json.dumps(found.record(), indent=1) + "\n")
+        paths = {manifest.name(path): path for path in manifest.paths()}
+        write_check(files[1], f"Check of {data.name}", found, paths, white_level)
+        say(f"page: {files[1]}")
+    if groups is not None:
+        grouped = auditing.grouped(manifest, found)
+        replace(grouped, root=groups.resolve().parent).write_csv(groups)
+        say(f"manifest with groups: {groups}")
+    say(verdict(found.findings))
+    if found.of("error"):
+        raise typer.Exit(DataError.exit_code)
+    if strict and found.of("warning"):
+        raise typer.Exit(STRICT)
+
+
+def show(found: "Audit") -> None:
+    """Counts, findings and shortcuts on the screen."""
+    for split, (good, defective) in found.counts.items():
+        say(f"{split}: {good} good, {defective} defective")
+    sizes = [f"{size} ({number})" for size, number in found.sizes.items()]
+    say(f"sizes: {shortened(', '.join(sizes), 200)}")
+    for finding in found.findings:
+        warn(f"{finding.severity}: {shortened(finding.text, 2000)}", finding.severity == "error")
+        for group in finding.pictures[:3] if finding.kind != "broken" else ():
+            warn(f"    {shortened('  =  '.join(group), 200)}")
+        if len(finding.pictures) > 3 and finding.kind != "broken":
+            warn(f"    and {len(finding.pictures) - 3} more")
+    if found.shortcuts:
+        say("facts that tell good from defective (AUROC; 0.5 is guessing):")
+        for s in found.shortcuts:
+            say(f"  {s.auroc:.3f}  {s.fact}")
+
+
+@contextmanager
+def collected() -> Iterator[list[str]]:
+    """What the reader of the data warns of, instead of on the screen."""
+    notes: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            notes.append(record.getMessage())
+
+    logger, handler = logging.getLogger("cdgp.data"), Collect(logging.WARNING)
+    logger.addHandler(handler)
+    propagates, logger.propagate = logger.propagate, False
+    try:
+        yield notes
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagates

@@ -1,0 +1,188 @@
+"""What a prediction has finished, on disk, so that it can stop anywhere and go on.
+
+An SQLite file beside the results; a picture is in it once its overlay is written whole. A kill
+loses the pictures of the last second, which are scored again.
+"""
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from cdgp.errors import ModelFileError, OutputError, PictureError
+from cdgp.evaluation import OnPrediction, ScoredPicture
+from cdgp.inference import Detector, Region
+
+LEDGER = "unfinished.sqlite"
+COMMIT_SECONDS = 1.0
+
+
+class Ledger:
+    """Scored and unreadable pictures of one prediction, as rows on disk.
+
+    Iterating gives the scored pictures by name, as often as wanted, one in memory at a time.
+
+    Args:
+        folder: of the results.
+        marks: what must be the same to go on: model, options.
+
+    Raises:
+        OutputError: the file cannot be used, or was begun with other marks.
+    """
+
+    def __init__(self, folder: Path, marks: Mapping[str, str]) -> None:
+        self.path = folder / LEDGER
+        try:
+            self._rows = sqlite3.connect(self.path)
+            self._rows.executescript(
+                "CREATE TABLE IF NOT EXISTS marks (key TEXT PRIMARY KEY, value TEXT NOT NULL);"
+                "CREATE TABLE IF NOT EXISTS pictures (name BLOB PRIMARY KEY, path BLOB NOT NULL,"
+                " score REAL, label INTEGER, regions TEXT, problem TEXT) WITHOUT ROWID;"
+            )
+            begun = dict(self._rows.execute("SELECT key, value FROM marks"))
+            if not begun:
+                with self._rows:
+                    self._rows.executemany("INSERT INTO marks VALUES (?, ?)", marks.items())
+        except sqlite3.Error as error:
+            raise OutputError(f"{self.path}: cannot be used: {error}") from error
+        changed = [key for key, value in marks.items() if begun and begun.get(key) != value]
+        if changed:
+            self._rows.close()
+            raise OutputError(
+                f"{folder}: was begun with another {' and '.join(changed)}; give the same to "
+                "resume, or start again with --overwrite"
+            )
+        self._saved = time.monotonic()
+
+    def has(self, name: str) -> bool:
+        """Whether a picture is finished, or known to be unreadable."""
+        query = "SELECT 1 FROM pictures WHERE name = ?"
+        return self._rows.execute(query, (os.fsencode(name),)).fetchone() is not None
+
+    def __contains__(self, row: object) -> bool:
+        return isinstance(row, ScoredPicture) and self.has(row.name)
+
+    def __len__(self) -> int:
+        return self._count("problem IS NULL")
+
+    def __iter__(self) -> Iterator[ScoredPicture]:
+        query = (
+            "SELECT name, path, score, label, regions FROM pictures WHERE problem IS NULL "
+            "ORDER BY name"
+        )
+        for name, path, score, label, regions in self._rows.execute(query):
+            yield ScoredPicture(
+                os.fsdecode(name), Path(os.fsdecode(path)), None, None, score, bool(label),
+                tuple(Region(**region) for region in json.loads(regions)),
+            )  # fmt: skip
+
+    @property
+    def rejected(self) -> int:
+        """How many pictures were called defective."""
+        return self._count("label = 1")
+
+    @property
+    def unreadable(self) -> int:
+        """How many pictures could not be read."""
+        return self._count("problem IS NOT NULL")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(name, message) of the pictures that could not be read, by name."""
+        query = "SELECT name, problem FROM pictures WHERE problem IS NOT NULL ORDER BY name"
+        for name, problem in self._rows.execute(query):
+            yield os.fsdecode(name), problem
+
+    def add(self, row: ScoredPicture) -> None:
+        """A picture whose results are written."""
+        regions = json.dumps([asdict(region) for region in row.regions])
+        self._put(row.name, row.path, row.pred_score, int(row.pred_label), regions, None)
+
+    def refuse(self, name: str, path: Path, error: PictureError) -> None:
+        """A picture that cannot be read."""
+        told = str(error).encode("utf-8", "backslashreplace").decode()
+        self._put(name, path, None, None, None, told)
+
+    def forget_unreadable(self) -> None:
+        """Let pictures that could not be read be tried again."""
+        with self._rows:
+            self._rows.execute("DELETE FROM pictures WHERE problem IS NOT NULL")
+
+    def save(self) -> None:
+        """Put down what is not on disk yet.
+
+        Raises:
+            OutputError: a full disk, for one.
+        """
+        try:
+            self._rows.commit()
+        except sqlite3.Error as error:
+            raise OutputError(f"{self.path}: cannot be written: {error}") from error
+        self._saved = time.monotonic()
+
+    def close(self) -> None:
+        """Save and let go of the file."""
+        self.save()
+        self._rows.close()
+
+    def _put(self, name: str, path: Path, *values: float | str | None) -> None:
+        try:
+            self._rows.execute(
+                "INSERT OR REPLACE INTO pictures VALUES (?, ?, ?, ?, ?, ?)",
+                (os.fsencode(name), os.fsencode(path), *values),
+            )
+        except sqlite3.Error as error:
+            raise OutputError(f"{self.path}: cannot be written: {error}") from error
+        if time.monotonic() - self._saved > COMMIT_SECONDS:
+            self.save()
+
+    def _count(self, which: str) -> int:
+        found = self._rows.execute(f"SELECT COUNT(*) FROM pictures WHERE {which}").fetchone()
+        return int(found[0])
+
+
+def predict_into(
+    ledger: Ledger,
+    detector: Detector,
+    named: Iterator[tuple[str, Path]],
+    on_prediction: OnPrediction,
+    advance: Callable[[], object],
+) -> None:
+    """Score pictures, (name, path) each, that the ledger does not have yet.
+
+    What cannot be read is put down with the reason, and the others go on. Memory does not grow
+    with the pictures.
+
+    Raises:
+        OutputError: results cannot be written.
+    """
+    for name, path in named:
+        if not ledger.has(name):
+            try:
+                prediction = detector.predict(path)
+                row = ScoredPicture(
+                    name, path, None, None,
+                    prediction.pred_score, prediction.pred_label, prediction.regions,
+                )  # fmt: skip
+                on_prediction(row, prediction)
+            except PictureError as error:
+                ledger.refuse(name, path, error)
+            else:
+                ledger.add(row)
+        advance()
+
+
+def model_digest(model: Path) -> str:
+    """SHA-256 of a model file, in hex.
+
+    Raises:
+        ModelFileError: it cannot be read.
+    """
+    from cdgp.data.images import digest
+
+    try:
+        return digest(model)
+    except PictureError as error:
+        raise ModelFileError(str(error)) from error

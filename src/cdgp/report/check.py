@@ -1,0 +1,91 @@
+"""The page of `cdgp check`: findings with their pictures side by side."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from cdgp.data.audit import SHORTCUT, Audit, Finding
+from cdgp.data.images import read_picture, reason
+from cdgp.errors import PictureError
+from cdgp.files import write_text
+from cdgp.report.html import jpeg, link, template
+
+GROUPS = 12
+"""Groups of a finding that are shown."""
+MEMBERS = 8
+"""Pictures of a group that are shown."""
+SIZES = 6
+SIDE = 300
+
+
+class Card(NamedTuple):
+    """A picture in small, or why it is not shown."""
+
+    name: str
+    link: str
+    picture: str
+    """Data URI; empty where it cannot be shown."""
+    problem: str
+
+
+def write_check(
+    out: Path, title: str, audit: Audit, paths: Mapping[str, Path], white_level: int
+) -> None:
+    """Write the page whole.
+
+    Args:
+        out: the HTML file.
+        title: its headline.
+        audit: what was found.
+        paths: of pictures and masks, by the name that the findings use.
+        white_level: of 16-bit files.
+
+    Raises:
+        OutputError: the place cannot be written.
+    """
+    folder = out.absolute().parent
+
+    def card(name: str) -> Card:
+        path = paths[name]
+        try:
+            picture = read_picture(path, white_level)
+        except PictureError as error:
+            return Card(name, link(path, folder), "", reason(error, path))
+        small = Image.fromarray(np.rint(picture * 255).astype(np.uint8))
+        small.thumbnail((SIDE, SIDE))
+        return Card(name, link(path, folder), jpeg(small), "")
+
+    def groups(finding: Finding) -> list[list[Card]]:
+        return [[card(name) for name in group[:MEMBERS]] for group in finding.pictures[:GROUPS]]
+
+    text = template("check.html.j2").render(
+        title=title,
+        date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
+        audit=audit,
+        verdict=verdict(audit.findings),
+        sizes=list(islice(audit.sizes.items(), SIZES)),
+        findings=[
+            (finding, groups(finding), max(0, len(finding.pictures) - GROUPS))
+            for finding in audit.findings
+        ],
+        limit=SHORTCUT,
+        version=version("cdgp"),
+    )
+    write_text(out, text.encode("utf-8", "backslashreplace").decode())
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """One line: how many errors, warnings and notes there are."""
+    counts = {
+        kind: sum(f.severity == kind for f in findings) for kind in ("error", "warning", "note")
+    }
+    if not findings:
+        return "Clean: nothing to tell."
+    told = ", ".join(f"{n} {kind}{'s' if n != 1 else ''}" for kind, n in counts.items() if n)
+    return f"{'Unusable as it is' if counts['error'] else 'Usable'}: {told}."

@@ -1,0 +1,141 @@
+"""Suspect labels: pictures whose label a classifier that has not seen them contradicts.
+
+Each training picture is judged by a classifier that was fitted without its group; the test pictures
+by one that was fitted on all training pictures. The classifier is a support vector machine (RBF
+kernel, classes weighted evenly) on mean, maximum and standard deviation of the pretrained
+encoder's features, which takes seconds where training the detector anew for every fold would take
+an hour. Ranking by the probability of the given label is that of Northcutt et al., "Confident
+Learning", 2021. Nothing is relabelled, and nothing here reaches a model.
+"""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.model_selection import StratifiedGroupKFold, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+
+from cdgp.data.manifest import Manifest, WeakSample
+from cdgp.data.splits import group_numbers
+from cdgp.files import written_whole
+from cdgp.method.backbone import Encoder
+from cdgp.method.calibration import fit_image_calibrator, image_logit
+from cdgp.presets import Settings
+from cdgp.progress import Progress
+from cdgp.training.pictures import Pictures
+from cdgp.training.stages import pretrained
+
+FOLDS = 5
+
+
+class Suspect(NamedTuple):
+    """A picture with how far its label is contradicted."""
+
+    name: str
+    """As the manifest names it."""
+    path: Path
+    defective: bool
+    """Its label."""
+    split: str | None
+    probability: float
+    """Of being defective, in [0, 1], by a classifier that has not seen the picture."""
+
+    @property
+    def doubt(self) -> float:
+        """Probability of the other label, in [0, 1]."""
+        return 1 - self.probability if self.defective else self.probability
+
+
+def suspects(manifest: Manifest, settings: Settings, progress: Progress) -> list[Suspect]:
+    """All pictures, the most contradicted label first; none where a class has one group alone.
+
+    Args:
+        manifest: pictures with digests and splits.
+        settings: of the run; its encoder and input size are used.
+        progress: where to tell the progress.
+    """
+    train = tuple(s for s in manifest.samples if s.split != "test")
+    test = manifest.of("test")
+    groups = group_numbers(manifest, train)
+    label = np.array([s.defective for s in train], np.bool_)
+    folds = min(FOLDS, *(len(np.unique(groups[label == value])) for value in (False, True)))
+    if folds < 2:
+        return []
+    weak = [WeakSample(s.image, s.defective) for s in (*train, *test)]
+    features = pooled_features(weak, settings, progress)
+    seen, unseen = features[: len(train)], features[len(train) :]
+    margins = cross_fitted(seen, label, groups, folds, settings.seed)
+    if test:
+        fitted = _classifier().fit(seen, label)
+        margins = np.concatenate([margins, fitted.decision_function(unseen)])
+    calibrator = fit_image_calibrator(margins[: len(train)], label, settings.calibration.logistic_c)
+    probability = torch.sigmoid(image_logit(torch.from_numpy(margins), calibrator)).numpy()
+    found = [
+        Suspect(manifest.name(s.image), s.image, s.defective, s.split, float(p))
+        for s, p in zip((*train, *test), probability, strict=True)
+    ]
+    # A slope of zero ties all probabilities, and then the name decides.
+    return sorted(found, key=lambda s: (-s.doubt, s.name))
+
+
+def write_suspects(path: Path, found: Sequence[Suspect]) -> None:
+    """``suspects.csv``: rank, image, split, label, probability of being defective, doubt.
+
+    Raises:
+        OutputError: the place cannot be written.
+    """
+    with written_whole(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as f:
+        table = csv.writer(f)
+        table.writerow(["rank", "image", "split", "label", "probability", "doubt"])
+        for rank, s in enumerate(found, start=1):
+            table.writerow([
+                rank,
+                s.name.encode("utf-8", "backslashreplace").decode(),
+                s.split or "",
+                "defective" if s.defective else "good",
+                f"{s.probability:.6f}",
+                f"{s.doubt:.6f}",
+            ])  # fmt: skip
+
+
+def cross_fitted(
+    features: NDArray[np.float64],
+    label: NDArray[np.bool_],
+    groups: NDArray[np.int64],
+    folds: int,
+    seed: int,
+) -> NDArray[np.float64]:
+    """(n,) margins, positive where defective, each of a classifier fitted without its group."""
+    dealer = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
+    found: NDArray[np.float64] = cross_val_predict(
+        _classifier(), features, label, groups=groups, cv=dealer, method="decision_function"
+    )
+    return found
+
+
+def pooled_features(
+    samples: Sequence[WeakSample], settings: Settings, progress: Progress
+) -> NDArray[np.float64]:
+    """(n, 3 C) mean, maximum and standard deviation over positions of the C channels."""
+    encoder: Encoder = pretrained(settings).eval()
+    pictures = Pictures(samples, settings.input_size, settings.data.white_level)
+    rows = []
+    with torch.inference_mode(), progress.phase("Doubtful labels", len(samples)) as advance:
+        for index in range(len(samples)):
+            levels = encoder(encoder.normalise(pictures.input(index)[None]))
+            rows.append(torch.cat([
+                value[0] for level in levels
+                for value in (level.mean((2, 3)), level.amax((2, 3)), level.std((2, 3)))
+            ]))  # fmt: skip
+            advance()
+    return torch.stack(rows).double().numpy()
+
+
+def _classifier() -> Any:  # scikit-learn has no types
+    return make_pipeline(StandardScaler(), SVC(C=1.0, class_weight="balanced"))

@@ -63,6 +63,8 @@ def main() -> None:
         "branches": branches_table(main_rows),
         "ablation": ablation_table(RESULTS / "ablation.jsonl"),
         "aupro": aupro_table(RESULTS / "aupro.json"),
+        "doctor": doctor_table(read_rows(RESULTS / "doctor.jsonl")),
+        "stream": stream_table(read_rows(RESULTS / "stream.jsonl")),
     }
     (RESULTS / "house" / "paired.md").write_text(PAIRED + seeds_table(paired) + "\n")
     pages = (Path("README.md"), RESULTS / "README.md", Path("docs/decisions.md"))
@@ -128,6 +130,37 @@ def aupro_table(path: Path) -> str:
             f"| {row['limit']} | {cells[0]} | {cells[1]} | {row['times_faster']:.1f} | "
             f"{100 * row['memory_share']:.0f} % |"
         )
+    return "\n".join(lines)
+
+
+def doctor_table(rows: Sequence[dict]) -> str:
+    """What the data doctor finds on the two sets, and how many flipped labels."""
+    lines = [
+        "| set | pictures | near pairs | found | told beyond them | of which another part | "
+        "byte copies | empty masks | strongest shortcut |",
+        "|---" * 9 + "|",
+    ]
+    for r in (r for r in rows if r["kind"] == "check"):
+        fact, auroc = max(r["shortcuts"].items(), key=lambda item: item[1])
+        lines.append(
+            f"| {r['dataset']} | {r['pictures']} | {r['near_pairs_by_brute_force']} | {r['found']} "
+            f"| {r['false_alarms']} | {r['false_alarms_of_another_group']} | {r['byte_copies']} | "
+            f"{r['empty_masks']} | {fact}, AUROC {auroc:.3f} |"
+        )
+    lines += ["", "| set | draw | flipped | in the first 5 % | share |", "|---" * 5 + "|"]
+    lines += [
+        f"| {r['dataset']} | {r['draw']} | {r['flipped']} | {r['found']} | "
+        f"{100 * r['share']:.0f} % |"
+        for r in rows if r["kind"] == "flips"
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def stream_table(rows: Sequence[dict]) -> str:
+    lines = ["| pictures | peak memory | seconds a 1,000 |", "|---" * 3 + "|"]
+    lines += [
+        f"| {r['pictures']:,} | {r['peak_mib']:.0f} MiB | {r['seconds_a_1000']:.1f} |" for r in rows
+    ]
     return "\n".join(lines)
 
 

@@ -418,6 +418,42 @@ def test_interrupted_prediction_keeps_its_scores(
     assert "holds no unfinished prediction" in plain(cdgp(*again, "--resume"))
 
 
+def test_a_file_that_goes_away_is_listed_and_the_others_are_scored(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cdgp.inference import Detector
+
+    for i in range(4):
+        picture(tmp_path / f"pictures/{i}.png", (96, 80), i)
+    original = Detector.predict
+
+    def predict(self: Detector, path: Path) -> object:
+        (tmp_path / "pictures/2.png").unlink(missing_ok=True)
+        return original(self, path)
+
+    monkeypatch.setattr(Detector, "predict", predict)
+    command = ("predict", model, tmp_path / "pictures", "--quiet", "--out", tmp_path / "out")
+    result = cdgp(*command)
+    assert result.exit_code == 3 and "there is no such file" in plain(result)
+    with (tmp_path / "out/scores.csv").open() as file:
+        assert [row["image"] for row in csv.DictReader(file)] == ["0.png", "1.png", "3.png"]
+    with (tmp_path / "out/unreadable.csv").open() as file:
+        assert [row["image"] for row in csv.DictReader(file)] == ["2.png"]
+    assert cdgp(*command, "--overwrite").exit_code == 0
+    assert not (tmp_path / "out/unreadable.csv").exists()
+
+
+def test_a_folder_and_what_lies_in_it_are_scored_once(model: Path, tmp_path: Path) -> None:
+    for name in ("a/1.png", "a/b/2.png", "c/3.png"):
+        picture(tmp_path / name, (96, 80), 0)
+    result = cdgp("predict", model, tmp_path / "a/b", tmp_path / "c", tmp_path / "a",
+                  tmp_path / "a/1.png", "--out", tmp_path / "out", "--quiet")  # fmt: skip
+    assert result.exit_code == 0
+    with (tmp_path / "out/scores.csv").open() as file:
+        names = [row["image"] for row in csv.DictReader(file)]
+    assert names == ["a/1.png", "a/b/2.png", "c/3.png"]
+
+
 def test_pictures_on_two_drives(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

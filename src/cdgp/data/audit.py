@@ -157,7 +157,7 @@ class Looks:
         stat = sample.image.stat()
         grey = picture.mean(axis=2)
         copy = Image.fromarray(np.rint(grey * 255).astype(np.uint8))
-        reduced = Image.fromarray(grey).resize((SMALL, SMALL), Image.Resampling.BOX)
+        reduced = Image.fromarray(grey).resize((SMALL, SMALL), Image.Resampling.BILINEAR)
         small = np.asarray(reduced, np.float64).ravel()
         small = small - small.mean()
         length = float(np.linalg.norm(small))

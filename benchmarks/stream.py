@@ -1,0 +1,85 @@
+"""Peak memory and time per 1,000 pictures of `cdgp predict`, at growing numbers of pictures.
+
+    python benchmarks/stream.py [--counts 1000 5000 20000] [--out runs/stream]
+
+Trains a small model on made surfaces, makes as many pictures as the largest count, and predicts the
+first of them in processes of their own, overlays and report included. Writes
+docs/results/stream.jsonl: one row a count, with the largest resident memory of the process.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from cdgp.bench.complexity import machine
+from cdgp.bench.run import write_rows
+from cdgp.data.synthetic import make_dataset, make_surface
+from cdgp.presets import settings
+from cdgp.progress import Bars
+from cdgp.training.fit import fit
+
+OUT = Path("docs/results/stream.jsonl")
+A_FOLDER = 1000
+SIZE = (80, 96)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--counts", type=int, nargs="+", default=[1000, 5000, 20_000])
+    parser.add_argument("--out", type=Path, default=Path("runs/stream"))
+    arguments = parser.parse_args()
+    out: Path = arguments.out
+    shutil.rmtree(out, ignore_errors=True)
+    make_dataset(out / "surfaces")
+    chosen = settings(
+        "lite", input_size=(64, 64), dual_gp={"steps": 20, "no_separation": "flag"},
+        student={"steps": 20},
+    )  # fmt: skip
+    fit(out / "surfaces", out / "run", chosen, progress=Bars())
+    make_pictures(out / "pictures", max(arguments.counts))
+    rows = []
+    for count in sorted(arguments.counts):
+        folders = [out / f"pictures/{i:03d}" for i in range(-(-count // A_FOLDER))]
+        result = out / f"result-{count}"
+        seconds, peak = measured(["predict", out / "run", *folders, "--out", result, "--quiet"])
+        rows.append({
+            "pictures": count, "peak_mib": round(peak / 1024, 1),
+            "seconds_a_1000": round(1000 * seconds / count, 2), "size": list(SIZE),
+            "input_size": list(chosen.input_size), "machine": machine(),
+        })  # fmt: skip
+        print(rows[-1], flush=True)
+        shutil.rmtree(result)
+    write_rows(OUT, rows)
+
+
+def make_pictures(folder: Path, count: int) -> None:
+    """Different pictures, a thousand a folder: one surface, shifted and lightened."""
+    base = make_surface(SIZE, np.random.default_rng(0))
+    with Bars().phase("Making pictures", count) as advance:
+        for i in range(count):
+            picture = np.roll(base, (i % 80, i // 80 % 96), (0, 1)) * (0.8 + 0.2 * (i % 7) / 7)
+            path = folder / f"{i // A_FOLDER:03d}" / f"{i:06d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.rint(picture * 255).astype(np.uint8)).save(path)
+            advance()
+
+
+def measured(arguments: list[object]) -> tuple[float, int]:
+    """Seconds and the largest resident memory, in KiB, of one command."""
+    command = [sys.executable, "-m", "cdgp.cli.main", *map(str, arguments)]
+    began = time.monotonic()
+    process = os.posix_spawn(command[0], command, os.environ)
+    _, status, usage = os.wait4(process, 0)
+    if status:
+        raise SystemExit(f"{' '.join(command)}: exit status {os.waitstatus_to_exitcode(status)}")
+    return time.monotonic() - began, usage.ru_maxrss
+
+
+if __name__ == "__main__":
+    main()

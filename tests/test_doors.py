@@ -1,13 +1,21 @@
 """Random damage against every door that takes foreign files; `benchmarks/fuzz.py` throws more."""
 
 import importlib.util
+import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from cdgp import artifact
+from cdgp.errors import ModelFileError
+from cdgp.training.fit import Run
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks/fuzz.py"
 
@@ -23,6 +31,40 @@ def fuzz() -> Iterator[ModuleType]:
     del sys.modules["fuzz"]
 
 
+def changed(model: Path, folder: Path, key: str, change: Callable[[Any], None]) -> Path:
+    """A copy of a model file with something else in its metadata."""
+    with safe_open(model, "pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    value = json.loads(metadata[key])
+    change(value)
+    save_file(tensors, folder / "changed.safetensors", metadata | {key: json.dumps(value)})
+    return folder / "changed.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        # A network of any size would be made before its weights are missed.
+        ("settings", lambda v: v["student"].update(widths=[16, 32, 64, 128_000_000])),
+        ("settings", lambda v: v["student"].update(widths=[16, 32, 64, 10**30])),
+        ("settings", lambda v: v["backbone"].update(token_dim=10**12)),
+        ("decision", lambda v: v.update(threshold="0.5")),
+        ("decision", lambda v: v.update(threshold=True)),
+        ("calibration", lambda v: v.update(fusion_weight=[1])),
+        ("calibration", lambda v: v["tail"].update(floor="high")),
+        ("calibration", lambda v: v.update(tail=[])),
+    ],
+)
+def test_model_files_with_impossible_contents(
+    tiny_run: Run, tmp_path: Path, key: str, change: Callable[[Any], None]
+) -> None:
+    assert tiny_run.folder is not None
+    path = changed(tiny_run.folder / "model.safetensors", tmp_path, key, change)
+    with pytest.raises(ModelFileError, match="incomplete or damaged"):
+        artifact.load(path)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
@@ -33,6 +75,6 @@ def test_doors_give_a_result_or_one_of_our_errors(
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     (tmp_path / "tree").mkdir()
-    strategy, take = fuzz.doors(tmp_path)[door]
-    answers = fuzz.hammer(strategy, take, 100)
+    seeds, take = fuzz.doors(tmp_path, door)[door]
+    answers = fuzz.hammer(seeds, take, 100)
     assert answers.total() >= 100 and answers["taken"] and len(answers) > 1

@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -107,15 +108,36 @@ def load(path: Path) -> Model:
     try:
         settings = settings_from_json(metadata["settings"], str(path))
         calibration = _calibration(json.loads(metadata["calibration"]), tensors.pop(TAIL))
-        decision = Decision(**json.loads(metadata["decision"]))
+        decision = _decision(json.loads(metadata["decision"]))
         provenance = json.loads(metadata["provenance"])
         network = _network(settings, tensors)
-    except (KeyError, TypeError, ValueError, RuntimeError, CdgpError) as error:
+    except (
+        KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, CdgpError,
+    ) as error:  # fmt: skip
         raise ModelFileError(f"{path}: incomplete or damaged model file ({error})") from error
     return Model(network, calibration, decision, settings, provenance)
 
 
+def _decision(values: dict[str, Any]) -> Decision:
+    decision = Decision(**values)
+    _refuse_no_numbers({"threshold": decision.threshold})
+    return decision
+
+
+def _refuse_no_numbers(values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or math.isinf(value):
+            raise ValueError(f"{key} is {value!r} where a number is expected")
+
+
 def _calibration(numbers: dict[str, Any], scores: Tensor) -> Calibration:
+    for part in ("dominance", "residual"):
+        _refuse_no_numbers(numbers[part])
+    _refuse_no_numbers({k: v for k, v in numbers["tail"].items() if v is not None})
+    _refuse_no_numbers({k: v for k, v in numbers["image"].items() if k != "notes"})
+    _refuse_no_numbers({k: numbers[k] for k in ("fusion_weight", "image_weight")})
+    if scores.ndim != 1 or not scores.is_floating_point():
+        raise ValueError("the scores of the normal tail are no list of numbers")
     tail = {k: math.nan if v is None else v for k, v in numbers["tail"].items()}
     image = numbers["image"] | {"notes": tuple(numbers["image"]["notes"])}
     return Calibration(
@@ -129,6 +151,7 @@ def _calibration(numbers: dict[str, Any], scores: Tensor) -> Calibration:
 
 
 def _network(settings: Settings, tensors: dict[str, Tensor]) -> Network:
+    _refuse_other_shapes(settings, tensors)
     backbone = settings.backbone
     encoder, teacher = Encoder(backbone.name), Encoder(backbone.name)
     kernel = kernel_named(settings.dual_gp.kernel, settings.dual_gp.rbf_sigma)
@@ -152,6 +175,32 @@ def _network(settings: Settings, tensors: dict[str, Tensor]) -> Network:
     )
     network.load_state_dict(tensors)
     return network
+
+
+def _refuse_other_shapes(settings: Settings, tensors: dict[str, Tensor]) -> None:
+    """Damaged settings may name a network of any size, so nothing of it is made before this."""
+    backbone = settings.backbone
+    with torch.device("meta"):
+        encoder = Encoder(backbone.name)
+        parts = {
+            "encoder": encoder,
+            "teacher": encoder,
+            "projection": TokenProjection(encoder.channels, backbone.token_dim),
+            "student": ReverseStudent(encoder.channels, settings.student.widths),
+        }
+    expected = {
+        f"{part}.{key}": value.shape
+        for part, module in parts.items()
+        for key, value in module.state_dict().items()
+    }
+    for name in ("normal", "anomaly"):
+        count = len(tensors[f"gps.{name}.Z"])
+        expected[f"gps.{name}.Z"] = torch.Size((count, backbone.token_dim))
+        expected[f"gps.{name}.m"] = torch.Size((count,))
+        expected[f"gps.{name}.L"] = torch.Size((count, count))
+    other = [key for key, shape in expected.items() if tensors[key].shape != shape]
+    if other:
+        raise ValueError(f"{other[0]} has another shape than its settings name")
 
 
 def _null(value: float) -> float | None:

@@ -26,6 +26,7 @@ from cdgp.data.images import FileFacts
 from cdgp.data.manifest import Manifest, Sample
 from cdgp.data.splits import CLASSES, usable
 from cdgp.errors import PictureError
+from cdgp.presets import DataSettings
 
 SMALL = 48
 """Side of the grey copy that near duplicates are compared by."""
@@ -548,6 +549,15 @@ def _balance(manifest: Manifest) -> Iterable[Finding]:
                 "few", "note",
                 f"{_count(groups, 'group')} of {word} pictures outside test: below {FEW[label]} "
                 "probabilities and thresholds are coarse",
+            )  # fmt: skip
+        if not label and groups >= 3 and "calibration" not in manifest.counts():
+            data = DataSettings()
+            kept = 1 if manifest.of("test") else 1 - data.test_fraction
+            held = max(1, round(groups * kept * data.calibration_fraction))
+            yield Finding(
+                "false_reject_budget", "note",
+                f"a split of cdgp's own would keep about {held} good pictures to calibrate with: "
+                f"--max-false-rejects can be {1 / (held + 1):.2g} at the least",
             )  # fmt: skip
 
 

@@ -18,8 +18,11 @@ from pathlib import Path
 from cdgp.errors import DataError
 from cdgp.files import write_text
 
-GOOD_WORDS = ("good", "normal", "ok", "0", "false")
-DEFECTIVE_WORDS = ("defective", "anomaly", "bad", "ng", "1", "true")
+GOOD_WORDS = ("good", "normal", "ok", "pass", "0", "false")
+DEFECTIVE_WORDS = (
+    "defective", "defect", "anomaly", "anomalous", "abnormal", "bad", "ng", "nok", "fail", "1",
+    "true",
+)  # fmt: skip
 SPLITS = ("fit", "calibration", "test", "train")
 COLUMNS = ("image", "label", "mask", "group", "split", "sha256", "pixel_sha256")
 ALIASES = {"path": "image", "image_path": "image", "mask_path": "mask"}

@@ -33,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("runs/kills"))
+    parser.add_argument("--only", choices=("train", "predict"))
     arguments = parser.parse_args()
     out: Path = arguments.out
     shutil.rmtree(out, ignore_errors=True)
@@ -44,6 +45,10 @@ def main() -> None:
     print("| command | kills | when, in seconds after its start | differences |\n|---|---|---|---|")
     for name, command in (("train", train), ("predict", predict)):
         whole = out / f"{name}-whole"
+        if arguments.only == "predict" and name == "train":
+            run([*command, str(whole)])  # the model that predicts
+        if arguments.only not in (None, name):
+            continue
         took = run([*command, str(whole)])
         times, number = [], 0
         rng = random.Random(0)

@@ -401,6 +401,9 @@ def test_interrupted_prediction_keeps_its_scores(
     assert cdgp(*again, "--resume", "--overwrite").exit_code == 2
     monkeypatch.undo()
     seen: list[Path] = []
+    # What a kill in the middle of a write leaves behind goes; what is the user's stays.
+    for name in ("overlays/.1.png.png.abcd1234.png", ".report.html.abcd1234.html", "notes.txt"):
+        (tmp_path / "out" / name).write_text("half")
 
     def count(self: Detector, path: Path) -> object:
         seen.append(path)
@@ -415,6 +418,9 @@ def test_interrupted_prediction_keeps_its_scores(
     for name in ("scores.csv", "overlays/0.png.json", "overlays/3.png.json"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert not (tmp_path / "out/unfinished.sqlite").exists()
+    left = {p.name for p in (tmp_path / "out").rglob("*") if p.suffix != ".json"}
+    assert left == {"overlays", *(f"{i}.png.png" for i in range(4)), "scores.csv", "report.html",
+                    "notes.txt"}  # fmt: skip
     assert "holds no unfinished prediction" in plain(cdgp(*again, "--resume"))
 
 

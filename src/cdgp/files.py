@@ -90,6 +90,20 @@ def remove_results(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Take away what a kill left of files that were being written; foreign files stay.
+
+    Results have no names that begin with a dot (``report.overlay.output_name`` escapes it).
+    """
+    for name in RESULT_FOLDERS:
+        for path in (folder / name).rglob(".*"):
+            if path.is_file():
+                path.unlink()
+    for name in (*RESULT_FILES, "model.safetensors", "config.json", "manifest.csv"):
+        for path in folder.glob(f".{name}.*"):
+            path.unlink()
+
+
 def write_text(path: Path, text: str, errors: str = "strict") -> None:
     """Write a UTF-8 text file whole, its line ends as they are."""
     with written_whole(path) as temporary:

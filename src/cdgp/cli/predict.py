@@ -53,6 +53,7 @@ def predict(
     from cdgp.data.layouts import walk_pictures
     from cdgp.data.manifest import absolute
     from cdgp.errors import DataError, OutputError, SettingsError
+    from cdgp.files import remove_leftovers
     from cdgp.inference import load
     from cdgp.ledger import LEDGER, Ledger, model_digest, predict_into
 
@@ -72,7 +73,9 @@ def predict(
         raise OutputError(
             f"{out_folder}: holds no unfinished prediction; leave --resume out to start one"
         )
-    if not resume:
+    if resume:
+        remove_leftovers(out_folder)
+    else:
         make_folder(out_folder, overwrite, places, resume=LEDGER)
     file = model / "model.safetensors" if model.is_dir() else model
     marks = {"model": model_digest(file), "--save-maps": str(save_maps)}

@@ -278,7 +278,7 @@ def suspect_galleries(suspects: Sequence[Suspect], detector: Detector) -> Iterab
             remarks[s.name] = f"looks {other} with P = {s.doubt:.2f} to a classifier without it"
         if rows:
             yield Gallery(
-                f"Suspect labels: called {word}",
+                f"Suspect labels: labelled {word}",
                 f"Labelled {word}, and most like {other} to a classifier that was fitted without "
                 "them. Look at these first; nothing was relabelled. All are in suspects.csv.",
                 tuple(rows),

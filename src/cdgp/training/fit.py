@@ -20,7 +20,13 @@ from cdgp.data.audit import Audit, Looks, audit
 from cdgp.data.manifest import Manifest, absolute
 from cdgp.data.splits import hashed, split
 from cdgp.errors import DataError, OutputError, SettingsError
-from cdgp.files import RESULT_FOLDERS, refuse_replacing, remove_results, write_text
+from cdgp.files import (
+    RESULT_FOLDERS,
+    refuse_replacing,
+    remove_leftovers,
+    remove_results,
+    write_text,
+)
 from cdgp.inference import Detector
 from cdgp.method.calibration import image_logit
 from cdgp.method.detector import Calibration
@@ -104,6 +110,7 @@ def fit(
     if folder is not None:
         refuse_replacing(folder, (STATES, *RESULT_FOLDERS), manifest.paths())
         if resume:
+            remove_leftovers(folder)
             finished = artifact.load(folder / MODEL) if (folder / MODEL).is_file() else None
             refuse_changed_data(folder, manifest, finished)
             if finished is not None:

@@ -27,6 +27,7 @@ from cdgp.data.splits import group_numbers, hashed
 from cdgp.presets import settings
 from cdgp.progress import Bars
 from cdgp.training import crossfit
+from cdgp.training.stages import pretrained
 
 OUT = Path("docs/results/doctor.jsonl")
 SIZES = {"magnetic_tile": (192, 192), "ksdd": (384, 160)}
@@ -105,7 +106,7 @@ def flips(name: str, listed: Manifest) -> list[dict[str, Any]]:
     chosen = settings("lite", input_size=SIZES[name])
     weak = list(manifest.weak(None))
     # Features do not depend on labels, so they are computed once for all draws.
-    features = crossfit.pooled_features(weak, chosen, progress)
+    features = crossfit.pooled_features(weak, pretrained(chosen), chosen, progress)
     rows = []
     for draw in range(DRAWS):
         rng = np.random.default_rng(draw)
@@ -113,7 +114,8 @@ def flips(name: str, listed: Manifest) -> list[dict[str, Any]]:
         flipped = set(rng.choice(count, round(FLIPPED * count), replace=False).tolist())
         groups = group_numbers(manifest, manifest.samples)
         label = np.array([s.defective != (i in flipped) for i, s in enumerate(manifest.samples)])
-        found = crossfit.probabilities(features, label, groups, chosen.seed)
+        folds = crossfit.folds_of(label, groups, chosen.seed)
+        found = crossfit.probabilities(features, label, folds)
         doubt = np.where(label, 1 - found, found)
         order = np.argsort(-doubt, kind="stable")
         top = set(order[: round(LISTED * count)].tolist())

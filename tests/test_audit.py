@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner, Result
@@ -16,9 +17,11 @@ from cdgp.cli.main import app
 from cdgp.data import audit, layouts, splits
 from cdgp.data.manifest import Manifest, read_csv
 from cdgp.data.synthetic import make_surface
+from cdgp.errors import DataError, LeakError, OutputError
 from cdgp.progress import Quiet
 from cdgp.report.check import verdict
 from cdgp.training import crossfit
+from cdgp.training.stages import pretrained
 from conftest import tiny_settings
 
 DAY = 86_400
@@ -112,7 +115,12 @@ def test_groups_that_cover_the_near_duplicates_silence_them(tmp_path: Path) -> N
     assert groups == {"03.png": "good/03.png", "jpeg.jpg": "good/03.png"}
     assert "near_duplicates" not in kinds(audit.check(written))
     assert cdgp("check", tmp_path, "--quiet", "--strict").exit_code == 0
-    assert cdgp("check", tmp_path, "--groups", tmp_path / "manifest.csv").exit_code == 1
+    for target in ("manifest.csv", "good/00.png"):  # what is read is never replaced
+        before = (tmp_path / target).read_bytes()
+        for options in ((), ("--overwrite",)):
+            result = cdgp("check", tmp_path, "--groups", tmp_path / target, "--quiet", *options)
+            assert result.exit_code == 2
+        assert (tmp_path / target).read_bytes() == before
 
 
 def test_groups_are_joined_with_clusters(tmp_path: Path) -> None:
@@ -136,8 +144,13 @@ def test_parts_in_a_fixture_are_no_copies(tmp_path: Path) -> None:
         noisy = base + np.random.default_rng(i).normal(0, 2, base.shape)
         name = f"good/{i}.png" if i < 20 else f"defective/{i}.png"
         put(tmp_path / name, noisy.clip(0, 255).astype(np.uint8))
-    found = kinds(check(tmp_path))
-    assert "near_duplicates" not in found and found["taken_alike"].severity == "note"
+    found = check(tmp_path)
+    assert "near_duplicates" not in kinds(found) and found.near == ()
+    assert kinds(found)["taken_alike"].severity == "note"
+    assert len(kinds(found)["taken_alike"].pictures[0]) == 30
+    grouped = audit.grouped(layouts.load(tmp_path), found)
+    assert {s.group for s in grouped.samples} == {None}
+    splits.split(splits.hashed(grouped), 0)
 
 
 def test_flat_pictures_are_near_nothing(tmp_path: Path) -> None:
@@ -168,6 +181,94 @@ def test_copies_across_labels_and_stated_splits(tmp_path: Path) -> None:
     assert [found[k].severity for k in ("pixel_leak", "label_conflict", "pixel_copy")] == [
         "error", "error", "note",
     ]  # fmt: skip
+
+
+def test_rows_without_a_split_are_training_where_others_state_one(tmp_path: Path) -> None:
+    """The check, the split and the evaluation must agree on it."""
+    bins(tmp_path)
+    put(tmp_path / "good/again.bmp", surface(2))
+
+    def stated(**parts: str | None) -> Manifest:
+        manifest = splits.hashed(layouts.load(tmp_path))
+        return replace(manifest, samples=tuple(
+            replace(s, split=parts.get(f"{s.image.parent.name}_{s.image.stem}", "train"))
+            for s in manifest.samples
+        ))  # fmt: skip
+
+    both = stated(good_02=None, good_again="train", good_00="test", defective_00="test")
+    assert not audit.check(both).of("error")
+    splits.split(both, 0)
+    leak = stated(good_02="test", good_again=None, good_00="test", defective_00="test")
+    assert kinds(audit.check(leak))["pixel_leak"].severity == "error"
+    for refuse in (splits.refuse_leaks, lambda m: splits.split(m, 0)):
+        with pytest.raises(LeakError, match=r"again\.bmp"):
+            refuse(leak)
+
+
+def test_what_training_would_refuse_is_an_error(tmp_path: Path) -> None:
+    for i in range(6):
+        put(tmp_path / f"train/good/{i}.png", surface(i))
+        put(tmp_path / f"test/{'good' if i < 3 else 'scratch'}/{i}.png", surface(20 + i))
+    put(tmp_path / "ground_truth/scratch/3_mask.png", np.zeros((60, 64), np.uint8))
+    found = check(tmp_path)
+    assert found.counts == {"test": (3, 3), "train": (6, 0)}
+    assert "fit has no defective picture" in kinds(found)["no_split"].text
+    only = Manifest(tmp_path, tuple(s for s in layouts.load(tmp_path).samples if not s.defective))
+    assert kinds(audit.check(only))["no_split"].severity == "error"
+
+
+def test_mvtec_folders_without_junk_and_links(tmp_path: Path) -> None:
+    for name in ("train/ok/0.png", "train/@eaDir/t.png", "test/.ipynb_checkpoints/c.png",
+                 "test/ok/1.png", "test/dent/2.png"):  # fmt: skip
+        put(tmp_path / name, surface(0))
+    (tmp_path / "ground_truth").mkdir()
+    (tmp_path / "test/linked").symlink_to(tmp_path / "train/ok")
+    found = layouts.load(tmp_path, good="ok")
+    assert found.counts() == {"test": (1, 1), "train": (1, 0)}
+
+
+def test_masks_of_parts(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        for name in ("good/1.png", "defective/2.png", "defective/3.png"):
+            put(tmp_path / part / name, surface(0))
+    blank = np.zeros((60, 64), np.uint8)
+    put(tmp_path / "test/masks/2.png", blank)
+    found = {layouts.load(tmp_path).name(s.image): s.masks for s in layouts.load(tmp_path).samples}
+    assert {n for n, m in found.items() if m} == {"test/defective/2.png"}
+    put(tmp_path / "masks/3.png", blank)
+    with pytest.raises(DataError, match="give the two pictures different names"):
+        layouts.load(tmp_path)
+
+
+def test_the_nearest_name_has_the_mask(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("good/scratch/5.png", "defective/scratch.png", "defective/a.png"):
+        put(tmp_path / name, surface(0))
+    for name in ("scratch/5.png", "a.png", "a/9.png"):
+        put(tmp_path / "masks" / name, np.zeros((60, 64), np.uint8))
+    manifest = layouts.load(tmp_path)
+    masks = {manifest.name(s.image): [manifest.name(m) for m in s.masks] for s in manifest.samples}
+    assert masks == {"good/scratch/5.png": ["masks/scratch/5.png"], "defective/scratch.png": [],
+                     "defective/a.png": ["masks/a.png"]}  # fmt: skip
+    assert "9.png" in caplog.text
+
+
+def test_results_do_not_land_among_pictures(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        bins(tmp_path / part)
+    for place in ("test/good/run", "test/run", "train", "."):
+        with pytest.raises(OutputError, match="lies in the data"):
+            layouts.refuse_inside(tmp_path / place, tmp_path, "good", "defective")
+    layouts.refuse_inside(tmp_path / "runs", tmp_path, "good", "defective")
+
+
+def test_twelve_bits_in_their_own_range_are_not_dark(tmp_path: Path) -> None:
+    bins(tmp_path)
+    deep = surface(0).astype(np.uint16) * 16
+    for i in range(2):
+        tifffile.imwrite(tmp_path / f"good/deep{i}.tif", deep + i, bitspersample=12)
+    assert "dark_16_bit" not in kinds(check(tmp_path))
+    tifffile.imwrite(tmp_path / "good/deep0.tif", deep)
+    assert kinds(check(tmp_path))["dark_16_bit"].pictures == (("good/deep0.tif",),)
 
 
 def test_a_group_on_two_sides(tmp_path: Path) -> None:
@@ -288,7 +389,7 @@ def test_exit_codes_json_and_page(tmp_path: Path) -> None:
     assert cdgp("check", data, "--quiet", "--strict", "--out", out).exit_code == 1
     (data / "good/bad.png").write_bytes(b"no picture")
     again = cdgp("check", data, "--quiet", "--out", out)
-    assert again.exit_code == 1 and "--overwrite" in again.output
+    assert again.exit_code == 2 and "--overwrite" in again.output
     last = cdgp("check", data, "--quiet", "--out", out, "--overwrite", "--strict")
     assert last.exit_code == 3 and "bad.png" in last.output and "Unusable" in last.output
     assert cdgp("check", tmp_path / "gone").exit_code == 3
@@ -323,25 +424,46 @@ def test_names_of_odd_bytes_reach_json_and_page(tmp_path: Path) -> None:
 
 
 def test_probabilities_come_from_folds_without_the_group() -> None:
-    """A group of wrong labels keeps its doubt only if it never trains the classifier."""
+    """Six pictures of one part, all wrong in the same way, would vouch for one another."""
     rng = np.random.default_rng(0)
-    label = np.arange(60) % 3 == 0
-    features = rng.normal(0, 1, (60, 5)) + 4.0 * label[:, None]
-    groups = np.arange(60)
-    groups[:4] = 0  # 0 and 3 are defective, 1 and 2 are good
+    label = np.arange(66) % 3 == 0
+    label[60:] = True
+    features = rng.normal(0, 1, (66, 5))
+    features[:, :4] += 4.0 * label[:, None]
+    features[60:, 4] += 8.0  # what the part has of its own
     wrong = label.copy()
-    wrong[:4] = ~wrong[:4]
-    found = crossfit.probabilities(features, wrong, groups, seed=0)
-    doubt = np.where(wrong, 1 - found, found)
-    assert set(np.argsort(-doubt)[:4].tolist()) == {0, 1, 2, 3}
-    assert doubt[:4].min() > 0.5 > np.delete(doubt, range(4)).max()
-    more = crossfit.probabilities(np.concatenate([features, features[:6]]), label, groups, seed=0)
-    assert len(more) == 66 and ((more[60:] > 0.5) == label[:6]).all()
+    wrong[60:] = False
+    alone, together = np.arange(66), np.minimum(np.arange(66), 60)
+    doubts = []
+    for groups in (alone, together):
+        folds = crossfit.folds_of(wrong, groups, seed=0)
+        assert len(folds) == 5
+        doubts.append(crossfit.probabilities(features, wrong, folds)[60:])
+    assert doubts[0].max() < 0.2 and doubts[1].min() > 0.35
+    more = np.concatenate([features[:60], features[:6]])
+    folds = crossfit.folds_of(label[:60], alone[:60], seed=0)
+    found = crossfit.probabilities(more, label[:60], folds)
+    assert len(found) == 66 and ((found[60:] > 0.5) == label[:6]).all()
+    assert ((found[:60] > 0.5) == label[:60]).mean() > 0.9
+
+
+def test_a_group_that_holds_all_of_a_class_leaves_no_folds() -> None:
+    """Found by a reader: a training part of one class ended a finished training in a traceback."""
+    label = np.array([True, True, False, False, False])
+    assert crossfit.folds_of(label, np.array([6, 2, 4, 4, 2]), seed=0) == []
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        label, groups = rng.random(8) < 0.4, rng.integers(0, 4, 8)
+        if 0 < label.sum() < 8:
+            for train, judged in crossfit.folds_of(label, groups, seed=0):
+                assert len(set(label[train])) == 2
+                assert not set(groups[train]) & set(groups[judged])
 
 
 def test_suspects_need_two_groups_of_a_class(tmp_path: Path) -> None:
     manifest = splits.hashed(layouts.load(bins(tmp_path, good=5, defective=1)))
-    assert crossfit.suspects(manifest, tiny_settings(), Quiet()) == []
+    encoder = pretrained(tiny_settings())
+    assert crossfit.suspects(manifest, encoder, tiny_settings(), Quiet()) == []
 
 
 def test_suspects_are_written_with_their_ranks(tmp_path: Path) -> None:
@@ -365,5 +487,5 @@ def test_no_mask_reaches_the_suspects(tmp_path: Path, monkeypatch: pytest.Monkey
         return np.random.default_rng(0).normal(size=(len(samples), 4))
 
     monkeypatch.setattr(crossfit, "pooled_features", features)
-    crossfit.suspects(manifest, tiny_settings(), Quiet())
+    crossfit.suspects(manifest, pretrained(tiny_settings()), tiny_settings(), Quiet())
     assert len(seen) == 18 and {type(s).__name__ for s in seen} == {"WeakSample"}

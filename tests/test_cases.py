@@ -28,6 +28,7 @@ from cdgp.presets import read_settings
 from cdgp.progress import Quiet
 from cdgp.training.crossfit import suspects
 from cdgp.training.fit import Run, fit
+from cdgp.training.stages import pretrained
 from conftest import SHARED, tiny_settings
 
 pytestmark = pytest.mark.shared
@@ -335,7 +336,7 @@ def test_mislabelled(cases: Path) -> None:
     case = cases / "data-mislabelled"
     before = {p: p.read_bytes() for p in case.rglob("*.png")}
     manifest = splits.split(splits.hashed(layouts.load(case)), 0)
-    found = suspects(manifest, tiny_settings(), Quiet())
+    found = suspects(manifest, pretrained(tiny_settings()), tiny_settings(), Quiet())
     assert len(found) == 16
     good = [Path(s.name).stem for s in found if not s.defective]
     defective = [Path(s.name).stem for s in found if s.defective]
@@ -522,8 +523,8 @@ TOML = {
     "typo": "inputsize = [64, 64]\n[dual_gp]\nlerning_rate = 0.1\n",
     "moved": "[data]\ninput_size = [64, 64]\n",
     "type": "[dual_gp]\nsteps = 'ten'\nbatch_size = -4\n",
-    "number_in_quotes": "[dual_gp]\nlearning_rate = '0.001'\n",
-    "sci_notation": "[dual_gp]\nlearning_rate = 1e-3\n",
+    "number_in_quotes": "[dual_gp]\nlearning_rate = '0.002'\n",
+    "sci_notation": "[dual_gp]\nlearning_rate = 2e-3\n",
     "duplicate": "seed = 3\nseed = 4\n",
     "empty": "",
     "tab": "[dual_gp]\n\tsteps: 2\n",
@@ -540,7 +541,8 @@ def test_settings_files(cases: Path, tmp_path: Path, kind: str) -> None:
     path.write_text(TOML[kind])
     if kind not in truth["must_fail"]:
         found = read_settings(path)
-        assert found.dual_gp.learning_rate == pytest.approx(0.001)
+        changed = kind in ("number_in_quotes", "sci_notation")  # 0.001 is the default
+        assert found.dual_gp.learning_rate == (0.002 if changed else 0.001)
         assert kind != "good" or (found.seed, found.dual_gp.steps) == (3, 2)
         return
     with pytest.raises(SettingsError) as raised:

@@ -449,6 +449,27 @@ def test_a_file_that_goes_away_is_listed_and_the_others_are_scored(
     assert not (tmp_path / "out/unreadable.csv").exists()
 
 
+def test_a_resumed_prediction_is_of_the_same_pictures(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by a reader: other folders with equal names were taken for finished."""
+    from cdgp.inference import Detector
+
+    for name in ("a/0.png", "a/1.png", "b/0.png", "b/1.png"):
+        picture(tmp_path / name, (96, 80), 0)
+
+    def stop(self: Detector, path: Path) -> object:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Detector, "predict", stop)
+        assert cdgp("predict", model, tmp_path / "a", "--out", tmp_path / "out").exit_code == 130
+    other = cdgp("predict", model, tmp_path / "b", "--out", tmp_path / "out", "--resume")
+    assert other.exit_code == 1 and "another list of pictures and folders" in plain(other)
+    again = cdgp("predict", model, tmp_path / "a", "--out", tmp_path / "out", "--resume", "--quiet")
+    assert again.exit_code == 0
+
+
 def test_a_folder_and_what_lies_in_it_are_scored_once(model: Path, tmp_path: Path) -> None:
     for name in ("a/1.png", "a/b/2.png", "c/3.png"):
         picture(tmp_path / name, (96, 80), 0)

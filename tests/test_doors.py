@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,6 +52,10 @@ def changed(model: Path, folder: Path, key: str, change: Callable[[Any], None]) 
         ("settings", lambda v: v["backbone"].update(token_dim=10**12)),
         ("decision", lambda v: v.update(threshold="0.5")),
         ("decision", lambda v: v.update(threshold=True)),
+        ("decision", lambda v: v.update(threshold=math.nan)),
+        ("decision", lambda v: v.update(threshold=7)),
+        ("decision", lambda v: v.update(false_reject_bound="x")),
+        ("calibration", lambda v: v["image"].update(slope=math.nan)),
         ("calibration", lambda v: v.update(fusion_weight=[1])),
         ("calibration", lambda v: v["tail"].update(floor="high")),
         ("calibration", lambda v: v.update(tail=[])),

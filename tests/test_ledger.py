@@ -67,6 +67,6 @@ def test_unreadable_pictures_are_listed_and_tried_again(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, MARKS)
     ledger._rows.execute("PRAGMA max_page_count = 8")  # SQLite's own "database or disk is full"
-    with pytest.raises(OutputError, match=rf"{LEDGER}: cannot be written: .*full"):
+    with pytest.raises(OutputError, match=rf"{LEDGER}: cannot be used: .*full"):
         for i in range(10_000):
             ledger.add(row(f"{i}.png"))

@@ -120,13 +120,17 @@ def load(path: Path) -> Model:
 
 def _decision(values: dict[str, Any]) -> Decision:
     decision = Decision(**values)
-    _refuse_no_numbers({"threshold": decision.threshold})
+    bound = decision.false_reject_bound
+    _refuse_no_numbers({"threshold": decision.threshold, "bound": 0 if bound is None else bound})
+    if not 0 <= decision.threshold < 1 or not isinstance(decision.source, str):
+        raise ValueError(f"{decision} is no rule to decide by")
     return decision
 
 
 def _refuse_no_numbers(values: dict[str, Any]) -> None:
     for key, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isinf(value):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value):
             raise ValueError(f"{key} is {value!r} where a number is expected")
 
 

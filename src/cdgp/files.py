@@ -1,6 +1,7 @@
 """Files that are whole or not there."""
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -61,6 +62,8 @@ def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[
             raise OutputError(f"{path}: cannot be written: {error}") from error
 
 
+LEFTOVER = re.compile(r"\..+(\.[^.]+)\.[a-z0-9_]{8}\1")
+"""How ``written_whole`` names what it has not finished: .NAME.SUFFIX.12345678.SUFFIX"""
 RESULT_FOLDERS = ("overlays", "maps")
 RESULT_FILES = (
     "scores.csv", "metrics.json", "report.html", "suspects.csv", "check.json", "unreadable.csv",
@@ -91,16 +94,10 @@ def remove_results(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Take away what a kill left of files that were being written; foreign files stay.
-
-    Results have no names that begin with a dot (``report.overlay.output_name`` escapes it).
-    """
-    for name in RESULT_FOLDERS:
-        for path in (folder / name).rglob(".*"):
-            if path.is_file():
-                path.unlink()
-    for name in (*RESULT_FILES, "model.safetensors", "config.json", "manifest.csv"):
-        for path in folder.glob(f".{name}.*"):
+    """Take away what a kill left of files that ``written_whole`` was writing; others stay."""
+    places = [folder.glob(".*"), *((folder / name).rglob(".*") for name in RESULT_FOLDERS)]
+    for path in (path for place in places for path in place):
+        if LEFTOVER.fullmatch(path.name) and path.is_file():
             path.unlink()
 
 

@@ -9,8 +9,10 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from cdgp.errors import ModelFileError, OutputError, PictureError
 from cdgp.evaluation import OnPrediction, ScoredPicture
@@ -35,7 +37,7 @@ class Ledger:
 
     def __init__(self, folder: Path, marks: Mapping[str, str]) -> None:
         self.path = folder / LEDGER
-        try:
+        with self._told():
             self._rows = sqlite3.connect(self.path)
             self._rows.executescript(
                 "CREATE TABLE IF NOT EXISTS marks (key TEXT PRIMARY KEY, value TEXT NOT NULL);"
@@ -46,8 +48,6 @@ class Ledger:
             if not begun:
                 with self._rows:
                     self._rows.executemany("INSERT INTO marks VALUES (?, ?)", marks.items())
-        except sqlite3.Error as error:
-            raise OutputError(f"{self.path}: cannot be used: {error}") from error
         changed = [key for key, value in marks.items() if begun and begun.get(key) != value]
         if changed:
             self._rows.close()
@@ -60,7 +60,7 @@ class Ledger:
     def has(self, name: str) -> bool:
         """Whether a picture is finished, or known to be unreadable."""
         query = "SELECT 1 FROM pictures WHERE name = ?"
-        return self._rows.execute(query, (os.fsencode(name),)).fetchone() is not None
+        return bool(self._all(query, os.fsencode(name)))
 
     def __contains__(self, row: object) -> bool:
         return isinstance(row, ScoredPicture) and self.has(row.name)
@@ -73,7 +73,7 @@ class Ledger:
             "SELECT name, path, score, label, regions FROM pictures WHERE problem IS NULL "
             "ORDER BY name"
         )
-        for name, path, score, label, regions in self._rows.execute(query):
+        for name, path, score, label, regions in self._each(query):
             yield ScoredPicture(
                 os.fsdecode(name), Path(os.fsdecode(path)), None, None, score, bool(label),
                 tuple(Region(**region) for region in json.loads(regions)),
@@ -92,7 +92,7 @@ class Ledger:
     def problems(self) -> Iterator[tuple[str, str]]:
         """(name, message) of the pictures that could not be read, by name."""
         query = "SELECT name, problem FROM pictures WHERE problem IS NOT NULL ORDER BY name"
-        for name, problem in self._rows.execute(query):
+        for name, problem in self._each(query):
             yield os.fsdecode(name), problem
 
     def add(self, row: ScoredPicture) -> None:
@@ -107,8 +107,8 @@ class Ledger:
 
     def forget_unreadable(self) -> None:
         """Let pictures that could not be read be tried again."""
-        with self._rows:
-            self._rows.execute("DELETE FROM pictures WHERE problem IS NOT NULL")
+        self._all("DELETE FROM pictures WHERE problem IS NOT NULL")
+        self.save()
 
     def save(self) -> None:
         """Put down what is not on disk yet.
@@ -116,10 +116,8 @@ class Ledger:
         Raises:
             OutputError: a full disk, for one.
         """
-        try:
+        with self._told():
             self._rows.commit()
-        except sqlite3.Error as error:
-            raise OutputError(f"{self.path}: cannot be written: {error}") from error
         self._saved = time.monotonic()
 
     def close(self) -> None:
@@ -128,19 +126,32 @@ class Ledger:
         self._rows.close()
 
     def _put(self, name: str, path: Path, *values: float | str | None) -> None:
-        try:
-            self._rows.execute(
-                "INSERT OR REPLACE INTO pictures VALUES (?, ?, ?, ?, ?, ?)",
-                (os.fsencode(name), os.fsencode(path), *values),
-            )
-        except sqlite3.Error as error:
-            raise OutputError(f"{self.path}: cannot be written: {error}") from error
+        query = "INSERT OR REPLACE INTO pictures VALUES (?, ?, ?, ?, ?, ?)"
+        self._all(query, os.fsencode(name), os.fsencode(path), *values)
         if time.monotonic() - self._saved > COMMIT_SECONDS:
             self.save()
 
     def _count(self, which: str) -> int:
-        found = self._rows.execute(f"SELECT COUNT(*) FROM pictures WHERE {which}").fetchone()
-        return int(found[0])
+        return int(self._all(f"SELECT COUNT(*) FROM pictures WHERE {which}")[0][0])
+
+    def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._told():
+            return self._rows.execute(query, values).fetchall()
+
+    def _each(self, query: str) -> Iterator[tuple[Any, ...]]:
+        with self._told():
+            yield from self._rows.execute(query)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """A full disk, a damaged file, another process: all with the file's name."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise OutputError(
+                f"{self.path}: cannot be used: {error}; mend that and resume, or start again with "
+                "--overwrite"
+            ) from error
 
 
 def predict_into(
@@ -152,8 +163,7 @@ def predict_into(
 ) -> None:
     """Score pictures, (name, path) each, that the ledger does not have yet.
 
-    What cannot be read is put down with the reason, and the others go on. Memory does not grow
-    with the pictures.
+    What cannot be read is put down with the reason, and the others go on.
 
     Raises:
         OutputError: results cannot be written.

@@ -31,13 +31,13 @@ def check(
         typer.Option(help="CSV manifest to write, near duplicates in one group.", metavar="FILE"),
     ] = None,
     strict: Annotated[bool, typer.Option(help="Warnings make the exit code 1.")] = False,
-    good: Annotated[str, typer.Option(help="Name of the folder of good pictures.")] = "good",
+    good: Annotated[str | None, typer.Option(help="Name of the folder of good pictures.")] = None,
     defective: Annotated[
-        str, typer.Option(help="Name of the folder of defective pictures.")
-    ] = "defective",
+        str | None, typer.Option(help="Name of the folder of defective pictures.")
+    ] = None,
     white_level: Annotated[
-        int, typer.Option(help="The value that means white in 16-bit files.")
-    ] = 65535,
+        int | None, typer.Option(help="The value that means white in 16-bit files; 65535.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace earlier results.")] = False,
     quiet: Annotated[bool, typer.Option(help="No progress bars.")] = False,
 ) -> None:
@@ -46,7 +46,8 @@ def check(
     Broken files, copies and near duplicates (across splits and labels too), masks that contradict
     the labels, trivial facts that predict the label, too few pictures. Nothing is changed.
 
-    Exit code 0: usable; 1: usable with warnings, and --strict was given; 3: unusable.
+    Exit code 0: usable; 1: usable with warnings, and --strict was given; 2: an option is wrong; 3:
+    unusable.
 
     Examples:
 
@@ -58,25 +59,34 @@ def check(
     """
     from cdgp.data import audit as auditing
     from cdgp.data.layouts import load, refuse_inside
-    from cdgp.errors import DataError, OutputError
+    from cdgp.data.manifest import absolute
+    from cdgp.errors import DataError, SettingsError
     from cdgp.files import write_text
+    from cdgp.presets import DataSettings
     from cdgp.report.check import verdict, write_check
 
+    own = DataSettings()
+    bins = (good or own.good, defective or own.defective)
+    white = own.white_level if white_level is None else white_level
     if out_folder is not None:
-        refuse_inside(out_folder, data, good, defective)
+        refuse_inside(out_folder, data, *bins)
     files = [out_folder / name for name in ("check.json", "check.html")] if out_folder else []
     for path in (*files, *([groups] if groups else [])):
         if path.exists() and not overwrite:
-            raise OutputError(f"{path}: exists; choose another place or give --overwrite")
+            raise SettingsError(f"{path}: exists; choose another place or give --overwrite")
     with collected() as notes:
-        manifest = load(data, good, defective)
+        manifest = load(data, *bins)
+    table = absolute(data) if data.is_file() else absolute(data) / "manifest.csv"
+    read = {*manifest.paths(), *([table] if table.is_file() else [])}
+    if groups is not None and absolute(groups) in read:
+        raise SettingsError(f"--groups {groups}: is read here; choose another file")
     with bars(quiet).phase("Reading pictures", len(manifest.samples)) as advance:
-        found = auditing.check(manifest, white_level, advance, notes)
+        found = auditing.check(manifest, white, advance, notes)
     show(found)
     if out_folder is not None:
         write_text(files[0], json.dumps(found.record(), indent=1) + "\n")
         paths = {manifest.name(path): path for path in manifest.paths()}
-        write_check(files[1], f"Check of {data.name}", found, paths, white_level)
+        write_check(files[1], f"Check of {data.name}", found, paths, white)
         say(f"page: {files[1]}")
     if groups is not None:
         grouped = auditing.grouped(manifest, found)

@@ -53,7 +53,8 @@ def told(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(CdgpError.exit_code) from None
         except KeyboardInterrupt:
             warn(
-                "interrupted; what is finished stays: train --resume and benchmark go on from there"
+                "interrupted; what is finished stays: train and predict go on with --resume, "
+                "benchmark by itself"
             )
             raise typer.Exit(INTERRUPTED) from None
 

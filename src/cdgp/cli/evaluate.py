@@ -40,8 +40,8 @@ def evaluate(
 ) -> None:
     """Score labelled pictures and print the metrics.
 
-    Where the manifest has a split column, its test pictures are used, otherwise all of them; a
-    test picture that is a copy of a training picture is refused.
+    Where the manifest has a split column, its test pictures are used, otherwise all of them. Copies
+    and groups on two sides of a stated split are refused.
     Undefined metrics are null in metrics.json, with a reason.
 
     Examples:

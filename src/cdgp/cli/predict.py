@@ -1,6 +1,7 @@
 """``cdgp predict``: pictures to probabilities, decisions, regions and overlays."""
 
 import csv
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,8 +40,9 @@ def predict(
     """Score pictures with a trained model.
 
     Writes scores.csv, an overlay and a JSON file a picture, and report.html. Pictures that cannot
-    be read are listed in unreadable.csv, the others are scored, and the exit code is 3. Memory does
-    not grow with the number of pictures, and a prediction that was stopped goes on with --resume.
+    be read are listed in unreadable.csv, the others are scored, and the exit code is 3. Memory
+    grows by a few hundred bytes a picture at most. A prediction that was stopped goes on with
+    --resume.
 
     Examples:
 
@@ -53,7 +55,7 @@ def predict(
     from cdgp.data.layouts import walk_pictures
     from cdgp.data.manifest import absolute
     from cdgp.errors import DataError, OutputError, SettingsError
-    from cdgp.files import remove_leftovers
+    from cdgp.files import RESULT_FOLDERS, refuse_replacing, remove_leftovers
     from cdgp.inference import load
     from cdgp.ledger import LEDGER, Ledger, model_digest, predict_into
 
@@ -73,27 +75,32 @@ def predict(
         raise OutputError(
             f"{out_folder}: holds no unfinished prediction; leave --resume out to start one"
         )
-    if resume:
-        remove_leftovers(out_folder)
-    else:
+    refuse_replacing(out_folder, RESULT_FOLDERS, places)
+    if not resume:
         make_folder(out_folder, overwrite, places, resume=LEDGER)
     file = model / "model.safetensors" if model.is_dir() else model
-    marks = {"model": model_digest(file), "--save-maps": str(save_maps)}
+    listed = b"\0".join(os.fsencode(place) for place in places)
+    marks = {
+        "model": model_digest(file),
+        "--save-maps": str(save_maps),
+        "list of pictures and folders": hashlib.sha256(listed).hexdigest(),
+    }
     ledger = Ledger(out_folder, marks)
-    ledger.forget_unreadable()  # a share that was away may be back
+    if resume:
+        remove_leftovers(out_folder)
+        ledger.forget_unreadable()  # a share that was away may be back
     try:
         with bars(quiet).phase("Prediction", count) as advance:
             named = named_pictures(places)
             write = writer(out_folder, detector, save_maps)
             predict_into(ledger, detector, named, write, advance)
+        scored = f"{len(ledger)} pictures without labels"
+        write_results(out_folder, detector, ledger, None, scored, {})
     except KeyboardInterrupt:
-        ledger.save()
         warn(f"interrupted after {len(ledger)} of {count} pictures; --resume goes on from there")
         raise typer.Exit(INTERRUPTED) from None
     finally:
         ledger.save()
-    scored = f"{len(ledger)} pictures without labels"
-    write_results(out_folder, detector, ledger, None, scored, {})
     say(f"{len(ledger)} scored, {ledger.rejected} called defective: {out_folder}")
     unreadable = list_unreadable(ledger, out_folder)
     ledger.close()
@@ -106,7 +113,8 @@ def outermost(places: Sequence[Path]) -> list[Path]:
     """Without repetitions and without what lies in another one of them, sorted."""
     chosen: list[Path] = []
     for place in sorted(set(places)):
-        if not any(place.is_relative_to(other) for other in chosen):
+        # Sorted by their parts, so that what lies in a folder comes right after it.
+        if not (chosen and place.is_relative_to(chosen[-1])):
             chosen.append(place)
     return chosen
 
@@ -130,8 +138,10 @@ def list_unreadable(ledger: "Ledger", folder: Path) -> int:
     from cdgp.files import written_whole
 
     count = ledger.unreadable
-    if count:
-        place = folder / "unreadable.csv"
+    place = folder / "unreadable.csv"
+    if not count:
+        place.unlink(missing_ok=True)
+    else:
         with written_whole(place) as path, path.open("w", encoding="utf-8", newline="") as file:
             table = csv.writer(file)
             table.writerow(["image", "problem"])

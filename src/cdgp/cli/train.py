@@ -146,7 +146,7 @@ def finish(run: "Run", folder: Path, save_maps: bool, progress: "Progress") -> N
     else:
         computed_on = "nothing: no test pictures were set aside"
         warn("note: no test pictures were set aside, so there are no metrics")
-    doubtful = suspects(run.manifest, detector.settings, progress)
+    doubtful = suspects(run.manifest, detector.model.network.teacher, detector.settings, progress)
     write_suspects(folder / "suspects.csv", doubtful)
     extra: Extra = {
         "log": read_log(folder),

@@ -1,7 +1,7 @@
 """What is wrong with a data set: broken files, copies, leaks, odd masks, shortcuts, balance.
 
 `Looks` collects a little of every picture while it is decoded for its digest, so that training and
-`cdgp check` read each file once; `audit` draws the findings from it. Nothing is ever changed.
+`cdgp check` decode each picture once; `audit` draws the findings from it. Nothing is ever changed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 import imagehash
@@ -24,8 +25,8 @@ from sklearn.metrics import roc_auc_score
 from cdgp.data import images
 from cdgp.data.images import FileFacts
 from cdgp.data.manifest import Manifest, Sample
-from cdgp.data.splits import CLASSES, usable
-from cdgp.errors import PictureError
+from cdgp.data.splits import CLASSES, has_splits, side, split, usable
+from cdgp.errors import DataError, PictureError
 from cdgp.presets import DataSettings
 
 SMALL = 48
@@ -51,6 +52,7 @@ MANY = 20
 FEW = {False: 20, True: 10}
 """Fewer groups of a class than this make probabilities and thresholds coarse."""
 SHOWN = 5
+TIME = "time of change"
 BLOCK = 512
 
 Severity = Literal["error", "warning", "note"]
@@ -151,7 +153,6 @@ class Looks:
 
     def __init__(self) -> None:
         self._looks: list[_Look] = []
-        self._masks: dict[str, list[tuple[str, ...]]] = defaultdict(list)
 
     def add(self, sample: Sample, picture: NDArray[np.float32], facts: FileFacts) -> None:
         """Takes one picture, as `splits.Look` says."""
@@ -230,23 +231,32 @@ def audit(
             tuple((name(sample.image),) for sample, _ in bad),
         ))  # fmt: skip
     findings += [Finding("reading", "note", note) for note in notes]
-    findings += _missing_class(manifest)
     findings += _copies(manifest)
-    near = _near_duplicates(every)
+    near, alike = _near_duplicates(every)
     findings += _near_findings(manifest, every, near)
+    if alike:
+        findings.append(Finding(
+            "taken_alike", "note",
+            f"{len(alike)} of {len(every)} pictures resemble one another as near duplicates do: "
+            "where parts lie in a fixture this is so, and copies cannot be told from them",
+            (tuple(name(every[i].sample.image) for i in alike),),
+        ))  # fmt: skip
     findings += _files(manifest, every, white_level)
     findings += _masks(manifest, every)
     shortcuts = _shortcuts(every)
     findings += [
         Finding(
             "shortcut", "warning",
-            f"{s.fact} alone tells good from defective (AUROC {s.auroc:.3f}; median {s.good:.4g} "
-            f"of good, {s.defective:.4g} of defective pictures): learning from image labels would "
-            "learn that instead of the defect. Take both bins alike, or make them alike.",
+            f"{s.fact} alone tells good from defective (AUROC {s.auroc:.3f}; median "
+            f"{told(s, s.good)} of good, {told(s, s.defective)} of defective pictures): learning "
+            "from image labels would learn that instead of the defect; take both bins alike, or "
+            "make them alike",
         )
         for s in shortcuts if s.auroc > SHORTCUT and s.p_value < CHANCE
     ]  # fmt: skip
     findings += _balance(manifest)
+    if not any(f.severity == "error" for f in findings):
+        findings += _split_refused(manifest)
     sizes = Counter(f"{look.width} × {look.height}" for look in every)
     order = {"error": 0, "warning": 1, "note": 2}
     return Audit(
@@ -257,6 +267,13 @@ def audit(
         tuple(shortcuts),
         tuple(tuple(name(every[i].sample.image) for i in cluster) for cluster in near),
     )
+
+
+def told(shortcut: Shortcut, value: float) -> str:
+    """A median as it is shown: times as dates."""
+    if shortcut.fact == TIME:
+        return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M} UTC"
+    return f"{value:.4g}"
 
 
 def grouped(manifest: Manifest, found: Audit) -> Manifest:
@@ -277,15 +294,17 @@ def grouped(manifest: Manifest, found: Audit) -> Manifest:
     return replace(manifest, samples=tuple(samples))
 
 
-def _missing_class(manifest: Manifest) -> Iterable[Finding]:
-    for label, word in CLASSES.items():
-        if not any(s.defective == label for s in manifest.samples):
-            yield Finding("missing_class", "error", f"there is no usable {word} picture")
+def _split_refused(manifest: Manifest) -> Iterable[Finding]:
+    """What training would refuse of the labels and splits."""
+    try:
+        split(manifest, seed=0, needed=("fit",))
+    except DataError as error:
+        yield Finding("no_split", "error", str(error).removeprefix(f"{manifest.root}: "))
 
 
 def _copies(manifest: Manifest) -> Iterable[Finding]:
     """Pictures with equal bytes, equal pixels or one group, where that matters."""
-    name = manifest.name
+    name, stated = manifest.name, has_splits(manifest.samples)
     by_pixels: dict[str, list[Sample]] = defaultdict(list)
     by_group: dict[str, list[Sample]] = defaultdict(list)
     for sample in manifest.samples:
@@ -300,7 +319,7 @@ def _copies(manifest: Manifest) -> Iterable[Finding]:
             if sample.defective != alike[0].defective:
                 found["label_conflict", "error", "equal pictures in both bins; keep one of each"
                       ].append(pair)  # fmt: skip
-            elif sample.split != alike[0].split:
+            elif side(sample, stated) != side(alike[0], stated):
                 found[f"{what}_leak", "error", f"{what}-wise copies on two sides of the stated "
                       "split; put each on one side"].append(pair)  # fmt: skip
             else:
@@ -308,7 +327,7 @@ def _copies(manifest: Manifest) -> Iterable[Finding]:
                       "its split"].append(pair)  # fmt: skip
     for members in by_group.values():
         for sample in members[1:]:
-            if sample.split != members[0].split:
+            if side(sample, stated) != side(members[0], stated):
                 found["group_leak", "error", "pictures of one group on two sides of the stated "
                       "split; put each group on one side"
                       ].append((name(members[0].image), name(sample.image)))  # fmt: skip
@@ -316,31 +335,35 @@ def _copies(manifest: Manifest) -> Iterable[Finding]:
         yield Finding(kind, severity, f"{_count(len(pairs), 'pair')}: {text}", tuple(pairs))
 
 
-def _near_duplicates(every: Sequence[_Look]) -> list[list[int]]:
-    """Clusters of positions: near duplicates that are no exact copies, and their copies.
+def _near_duplicates(every: Sequence[_Look]) -> tuple[list[list[int]], list[int]]:
+    """Clusters of positions: near duplicates, with their exact copies; and what is taken alike.
 
     The perceptual hash proposes pairs, the correlation of the grey copies decides. Flat pictures
-    have nothing to correlate, and are never near anything.
+    have nothing to correlate, and are never near anything. A cluster that holds most of a set tells
+    of a fixture, not of copies.
     """
+    if not every:
+        return [], []
     hashes = np.array([look.hash for look in every], np.uint64)
-    if not len(hashes):
-        return []
     small = np.stack([look.small for look in every])
-    pixels = np.array([look.sample.pixel_sha256 or "" for look in every])
+    pixels = np.unique([look.sample.pixel_sha256 or "" for look in every], return_inverse=True)[1]
     pairs: list[tuple[int, int]] = []
     for start in range(0, len(hashes), BLOCK):
-        block = hashes[start : start + BLOCK]
-        bits = _bit_count(block[:, None] ^ hashes[None, start:])
-        left, right = np.nonzero(bits <= HASH_BITS)
-        keep = right > left
-        left, right = left[keep] + start, right[keep] + start
-        close = np.concatenate([
-            np.einsum("ij,ij->i", small[a].astype(np.float32), small[b].astype(np.float32))
-            for a, b in zip(_parts(left), _parts(right), strict=True)
-        ] or [np.empty(0)])  # fmt: skip
-        chosen = (close > NEAR) & (pixels[left] != pixels[right])
-        pairs += zip(left[chosen].tolist(), right[chosen].tolist(), strict=True)
-    return _joined(len(every), pairs)
+        rows = np.arange(start, min(start + BLOCK, len(hashes)))
+        close = _bit_count(hashes[rows, None] ^ hashes[None, start:]) <= HASH_BITS
+        close &= pixels[rows, None] != pixels[None, start:]
+        close &= rows[:, None] < np.arange(start, len(hashes))
+        columns = np.flatnonzero(close.any(axis=0)) + start
+        alike = small[rows].astype(np.float32) @ small[columns].astype(np.float32).T
+        left, right = np.nonzero(close[:, columns - start] & (alike > NEAR))
+        found = _joined(len(hashes), list(zip(rows[left], columns[right], strict=True)))
+        # Of each cluster of a block only as many pairs as hold it together are kept.
+        pairs += [(cluster[0], other) for cluster in found for other in cluster[1:]]
+    clusters = _joined(len(hashes), pairs)
+    largest = max(clusters, key=len, default=[])
+    if len(every) >= MANY and len(largest) > ALIKE * len(every):
+        return [c for c in clusters if c is not largest], largest
+    return clusters, []
 
 
 def _bit_count(values: NDArray[np.uint64]) -> NDArray[np.uint8]:
@@ -351,10 +374,6 @@ def _bit_count(values: NDArray[np.uint64]) -> NDArray[np.uint8]:
     table = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, dtype=np.uint8)
     found: NDArray[np.uint8] = table[values[..., None].view(np.uint8)].sum(-1, dtype=np.uint8)
     return found
-
-
-def _parts(values: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    return [values[i : i + 4096] for i in range(0, len(values), 4096)]
 
 
 def _joined(count: int, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
@@ -374,20 +393,14 @@ def _near_findings(
     manifest: Manifest, every: Sequence[_Look], near: Sequence[Sequence[int]]
 ) -> Iterable[Finding]:
     """Clusters across splits, across labels, and across groups where no split is stated."""
-    name = manifest.name
+    name, stated = manifest.name, has_splits(manifest.samples)
     leaks, loose, labels = [], [], []
     for cluster in near:
         samples = [every[i].sample for i in cluster]
         names = tuple(name(s.image) for s in samples)
-        if len(every) >= MANY and len(names) > ALIKE * len(every):
-            yield Finding(
-                "taken_alike", "note",
-                f"{len(names)} of {len(every)} pictures resemble one another as near duplicates "
-                "do: where parts lie in a fixture this is so, and copies cannot be told from them",
-                (names,),
-            )  # fmt: skip
+        if {side(s, stated) for s in samples} == {"test"}:
             continue
-        if len({s.split for s in samples}) > 1:
+        if len({side(s, stated) for s in samples}) > 1:
             leaks.append(names)
         elif len({s.group for s in samples}) > 1 or samples[0].group is None:
             loose.append(names)
@@ -512,7 +525,7 @@ def _shortcuts(every: Sequence[_Look]) -> list[Shortcut]:
         facts[f"file type {kind}"] = [float(look.file.format == kind) for look in every]
     modified = [look.modified for look in every]
     if max(modified) - min(modified) > COPIED_TOGETHER:
-        facts["time of change"] = modified
+        facts[TIME] = modified
     found = []
     for fact, listed in facts.items():
         values = np.array(listed, np.float64)
@@ -553,11 +566,11 @@ def _balance(manifest: Manifest) -> Iterable[Finding]:
         if not label and groups >= 3 and "calibration" not in manifest.counts():
             data = DataSettings()
             kept = 1 if manifest.of("test") else 1 - data.test_fraction
-            held = max(1, round(groups * kept * data.calibration_fraction))
+            held = max(1, round(len(samples) * kept * data.calibration_fraction))
             yield Finding(
                 "false_reject_budget", "note",
-                f"a split of cdgp's own would keep about {held} good pictures to calibrate with: "
-                f"--max-false-rejects can be {1 / (held + 1):.2g} at the least",
+                f"with the default fractions about {held} good pictures are kept to calibrate "
+                f"with: --max-false-rejects can then be {1 / (held + 1):.2g} at the least",
             )  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def mvtec_ad2(root: Path) -> dict[str, Manifest]:
             for picture in _pictures(base / part / "good")
         ]
         pictures = _pictures(bad)
-        masks = pair_masks({bad: pictures}, base / "test_public" / "ground_truth" / "bad")
+        masks = pair_masks([{bad: pictures}], base / "test_public" / "ground_truth" / "bad")
         samples += [Sample(picture, True, masks.get(picture, ())) for picture in pictures]
         found[category] = Manifest(base, tuple(samples))
     return found

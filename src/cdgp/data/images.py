@@ -51,7 +51,7 @@ class FileFacts(NamedTuple):
     format: str
     """"JPEG", "PNG", "BMP", "WEBP" or "TIFF", whatever the name says."""
     bits: int
-    """Of a channel; 32 stands for floating point."""
+    """Of a channel, as the file states them; 32 stands for floating point."""
     largest: int
     """The largest stored value of a colour channel; 0 in floating point."""
     transparent: int
@@ -111,7 +111,7 @@ def read_with_facts(
             _refuse_above(path, int(colours.max()), white_level)
         facts = FileFacts(
             header.format,
-            8 * values.dtype.itemsize if values.dtype.kind == "u" else 32,
+            int(opaque).bit_length() if values.dtype.kind == "u" else 32,
             int(colours.max()) if values.dtype.kind == "u" else 0,
             int((values[:, :, -1] < opaque).sum()) if alpha else 0,
         )

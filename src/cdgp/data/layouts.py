@@ -8,7 +8,6 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from cdgp.data.manifest import Manifest, Sample, absolute, read_csv
@@ -65,62 +64,68 @@ def load(data: Path, good: str = "good", defective: str = "defective") -> Manife
     parted = all((root / name).is_dir() for name in ("train", "test"))
     if parted and not any((root / name).is_dir() for name in (good, defective)):
         if (root / "ground_truth").is_dir():
-            return mvtec_category(root)
-        return Manifest(root, tuple(
-            replace(sample, split=part)
-            for part in ("train", "test")
-            for sample in _two_bins(root / part, root, good, defective)
-        ))  # fmt: skip
-    return Manifest(root, tuple(_two_bins(root, root, good, defective)))
+            return mvtec_category(root, good)
+        return _two_bins(root, ("train", "test"), good, defective)
+    return _two_bins(root, ("",), good, defective)
 
 
-def mvtec_category(base: Path) -> Manifest:
+def mvtec_category(base: Path, good: str = "good") -> Manifest:
     """One category laid out like MVTec AD: ``{train,test}/good`` and ``{train,test}/DEFECT``.
 
     Masks of the test part lie under ``ground_truth/DEFECT``; the parts are the stated split.
     """
     samples: list[Sample] = []
     for part in ("train", "test"):
-        for folder in sorted(p for p in (base / part).iterdir() if p.is_dir()):
+        for folder in sorted((base / part).iterdir()):
+            if not folder.is_dir() or folder.is_symlink() or _is_junk_folder(folder.name):
+                continue
             pictures = pictures_in(folder)
             truth = base / "ground_truth" / folder.name
-            masks = pair_masks({folder: pictures}, truth) if part == "test" else {}
-            defective = folder.name != "good"
+            masks = pair_masks([{folder: pictures}], truth) if part == "test" else {}
+            defective = folder.name != good
             samples += [Sample(p, defective, masks.get(p, ()), split=part) for p in pictures]
     return Manifest(base, tuple(samples))
 
 
-def _two_bins(place: Path, root: Path, good: str, defective: str) -> list[Sample]:
-    """The pictures of both bins, with the masks that lie beside the bins or in the root."""
-    found: dict[str, list[Path]] = {}
-    for name, option in ((good, "good"), (defective, "defective")):
-        if not (place / name).is_dir():
-            raise DataError(_missing_folder(place, name, option))
-        found[name] = pictures_in(place / name)
-        if not found[name]:
-            raise DataError(
-                f"{place / name}: holds no pictures; put files ending in "
-                f"{', '.join(EXTENSIONS)} there"
-            )
-    beside = place / "masks"
-    bins = {place / name: found[name] for name in (defective, good)}
-    masks = pair_masks(bins, beside if beside.is_dir() else root / "masks")
-    return [
-        Sample(picture, folder == place / defective, masks.get(picture, ()))
-        for folder, pictures in bins.items()
+def _two_bins(root: Path, parts: Sequence[str], good: str, defective: str) -> Manifest:
+    """The pictures of both bins of each part, with their masks; "" is the root itself."""
+    found: dict[tuple[str, str], list[Path]] = {}
+    for part in parts:
+        place = root / part
+        for name, option in ((good, "good"), (defective, "defective")):
+            if not (place / name).is_dir():
+                raise DataError(_missing_folder(place, name, option))
+            found[part, name] = pictures_in(place / name)
+            if not found[part, name]:
+                raise DataError(
+                    f"{place / name}: holds no pictures; put files ending in "
+                    f"{', '.join(EXTENSIONS)} there"
+                )
+    # A mask of the name of two pictures is the defective one's.
+    places = [root, *(root / part for part in parts if part)]
+    masks: dict[Path, tuple[Path, ...]] = {}
+    for place in places:
+        within = parts if place == root else [place.name]
+        bins = [{root / p / name: found[p, name] for p in within} for name in (defective, good)]
+        masks |= pair_masks(bins, place / "masks")
+    return Manifest(root, tuple(
+        Sample(picture, name == defective, masks.get(picture, ()), split=part or None)
+        for (part, name), pictures in found.items()
         for picture in pictures
-    ]
+    ))  # fmt: skip
 
 
 def refuse_inside(folder: Path, data: Path, good: str, defective: str) -> None:
-    """What is written must not become a picture, nor replace the manifest that is read.
+    """What is written must not become a picture or a mask, nor replace the manifest that is read.
 
     Raises:
-        OutputError: the output folder is the data's, or lies in one of its two bins.
+        OutputError: the output folder is the data's, or lies where pictures or masks are read.
     """
     source, target = absolute(data), absolute(folder)
     home = source.parent if source.suffix.lower() == ".csv" else source
-    if target == home or any(target.is_relative_to(home / name) for name in (good, defective)):
+    layout = ("masks", "train", "test", "ground_truth")
+    taken = [good, defective, *(name for name in layout if (home / name).is_dir())]
+    if target == home or any(target.is_relative_to(home / name) for name in taken):
         raise OutputError(f"{folder}: lies in the data that is read; choose another --out")
 
 
@@ -180,13 +185,16 @@ def _stem(path: Path, folder: Path) -> str:
 
 
 def pair_masks(
-    bins: Mapping[Path, Sequence[Path]], mask_folder: Path
+    bins: Sequence[Mapping[Path, Sequence[Path]]], mask_folder: Path
 ) -> dict[Path, tuple[Path, ...]]:
     """Masks by picture, matched by name and never by position.
 
+    A mask is the picture's of its own name, else of its name without `_mask`, `_GT` and a number,
+    else, where that picture has no mask by its name, of its folder's name.
+
     Arguments:
-        bins: Pictures by the folder that their names are relative to. Where two bins hold a
-            picture of the name that a mask has, it is of the first bin that does.
+        bins: Pictures by the folder that their names are relative to. Where pictures of two bins
+            have the name that a mask has, it is the first one's.
         mask_folder: Where the masks are; it need not exist.
 
     Raises:
@@ -195,24 +203,37 @@ def pair_masks(
     if not mask_folder.is_dir():
         return {}
     by_stem: list[dict[str, list[Path]]] = []
-    for folder, pictures in bins.items():
+    for folders in bins:
         by_stem.append(defaultdict(list))
-        for picture in pictures:
-            by_stem[-1][_stem(picture, folder)].append(picture)
-    pairs: dict[Path, list[Path]] = defaultdict(list)
-    orphans: list[str] = []
-    for mask in pictures_in(mask_folder):
-        stem = _stem(mask, mask_folder)
-        meant = (stem, MASK_ENDING.sub("", stem), stem.rpartition("/")[0])
-        owners = next((found[name] for found in by_stem for name in meant if name in found), [])
+        for folder, pictures in folders.items():
+            for picture in pictures:
+                by_stem[-1][_stem(picture, folder)].append(picture)
+
+    def owner(mask: Path, name: str) -> Path | None:
+        owners = next((found[name] for found in by_stem if name in found), [])
         if len(owners) > 1:
             raise DataError(
                 f"{mask}: is the mask of {owners[0]} and of {owners[1]}; "
                 "give the two pictures different names"
             )
-        for owner in owners:
-            pairs[owner].append(mask)
-        if not owners:
+        return owners[0] if owners else None
+
+    pairs: dict[Path, list[Path]] = defaultdict(list)
+    unnamed: list[Path] = []
+    for mask in pictures_in(mask_folder):
+        stem = _stem(mask, mask_folder)
+        found = owner(mask, stem) or owner(mask, MASK_ENDING.sub("", stem))
+        if found:
+            pairs[found].append(mask)
+        else:
+            unnamed.append(mask)
+    named = set(pairs)
+    orphans: list[str] = []
+    for mask in unnamed:
+        found = owner(mask, _stem(mask, mask_folder).rpartition("/")[0])
+        if found and found not in named:
+            pairs[found].append(mask)
+        else:
             orphans.append(mask.name)
     if orphans:
         log.warning(

@@ -133,12 +133,23 @@ def split(
     return divided
 
 
+def has_splits(samples: Iterable[Sample]) -> bool:
+    """Whether any sample states a split."""
+    return any(sample.split is not None for sample in samples)
+
+
+def side(sample: Sample, stated: bool) -> str | None:
+    """The split that a sample counts to: none stated is "train" where others state one."""
+    return "train" if stated and sample.split is None else sample.split
+
+
 def refuse_leaks(manifest: Manifest) -> None:
     """Checks that nothing stands in more than one split.
 
     Raises:
         LeakError: A path, file digest, pixel digest or group does; the message lists the pairs.
     """
+    stated = has_splits(manifest.samples)
     pairs: dict[tuple[str, str], str] = {}
     for what, field in (
         ("same file", "image"),
@@ -149,11 +160,11 @@ def refuse_leaks(manifest: Manifest) -> None:
         holders: dict[object, list[Sample]] = defaultdict(list)
         for sample in manifest.samples:
             value = getattr(sample, field)
-            if sample.split is not None and value is not None:
+            if stated and value is not None:
                 holders[value].append(sample)
         for held in holders.values():
             for sample in held[1:]:
-                if sample.split != held[0].split:
+                if side(sample, stated) != side(held[0], stated):
                     pair = (_in_split(manifest, held[0]), _in_split(manifest, sample))
                     pairs.setdefault(pair, what)
     if pairs:
@@ -319,7 +330,7 @@ def _refuse_missing_class(manifest: Manifest, needed: Sequence[str]) -> None:
 
 
 def _in_split(manifest: Manifest, sample: Sample) -> str:
-    return f"{manifest.name(sample.image)} ({sample.split})"
+    return f"{manifest.name(sample.image)} ({side(sample, stated=True)})"
 
 
 def _listed(lines: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from cdgp.data.audit import SHORTCUT, Audit, Finding
+from cdgp.data.audit import SHORTCUT, Audit, Finding, told
 from cdgp.data.images import read_picture, reason
 from cdgp.errors import PictureError
 from cdgp.files import write_text
@@ -75,6 +75,7 @@ def write_check(
             for finding in audit.findings
         ],
         limit=SHORTCUT,
+        told=told,
         version=version("cdgp"),
     )
     write_text(out, text.encode("utf-8", "backslashreplace").decode())

@@ -32,7 +32,7 @@ SHOWN = 8
 """Pictures in a gallery, and names in a warning."""
 THUMBNAIL_SIDES = (256, 320)
 THUMBNAIL_BYTES = 30_000
-"""Quality falls until a thumbnail fits: four full galleries then stay below 2.6 MB."""
+"""Quality falls until a thumbnail fits: six full galleries then stay below 4 MB."""
 CURVE_POINTS = 400
 
 NAMES = {

@@ -23,16 +23,17 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
+from cdgp.data.images import read_picture, to_input
 from cdgp.data.manifest import Manifest, WeakSample
 from cdgp.data.splits import group_numbers
 from cdgp.files import written_whole
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.pictures import Pictures
-from cdgp.training.stages import pretrained
 
 FOLDS = 5
+Folds = list[tuple[NDArray[np.int64], NDArray[np.int64]]]
+"""(training, judged) positions of each fold."""
 
 
 class Suspect(NamedTuple):
@@ -53,23 +54,27 @@ class Suspect(NamedTuple):
         return 1 - self.probability if self.defective else self.probability
 
 
-def suspects(manifest: Manifest, settings: Settings, progress: Progress) -> list[Suspect]:
-    """All pictures, the most contradicted label first; none where a class has one group alone.
+def suspects(
+    manifest: Manifest, encoder: Encoder, settings: Settings, progress: Progress
+) -> list[Suspect]:
+    """All pictures, the most contradicted label first; none where no folds show both classes.
 
     Args:
         manifest: pictures with digests and splits.
-        settings: of the run; its encoder and input size are used.
+        encoder: the pretrained one, such as a trained model's teacher.
+        settings: of the run; its input size, white level and seed are used.
         progress: where to tell the progress.
     """
     train = tuple(s for s in manifest.samples if s.split != "test")
     samples = (*train, *manifest.of("test"))
     groups = group_numbers(manifest, train)
     label = np.array([s.defective for s in train], np.bool_)
-    if fold_count(label, groups) < 2:
+    folds = folds_of(label, groups, settings.seed)
+    if not folds:
         return []
     weak = [WeakSample(s.image, s.defective) for s in samples]
-    features = pooled_features(weak, settings, progress)
-    probability = probabilities(features, label, groups, settings.seed)
+    features = pooled_features(weak, encoder, settings, progress)
+    probability = probabilities(features, label, folds)
     found = [
         Suspect(manifest.name(s.image), s.image, s.defective, s.split, float(p))
         for s, p in zip(samples, probability, strict=True)
@@ -97,31 +102,38 @@ def write_suspects(path: Path, found: Sequence[Suspect]) -> None:
             ])  # fmt: skip
 
 
-def fold_count(label: NDArray[np.bool_], groups: NDArray[np.int64]) -> int:
-    """How many folds the smaller class can fill; below two nothing can be cross-fitted."""
-    return min(FOLDS, *(len(np.unique(groups[label == value])) for value in (False, True)))
+def folds_of(label: NDArray[np.bool_], groups: NDArray[np.int64], seed: int) -> Folds:
+    """Up to five folds whose training parts show both classes; none where there are no two such.
+
+    Args:
+        label: (n,) labels.
+        groups: (n,) groups, which no fold parts.
+        seed: of the folds.
+    """
+    most = min(FOLDS, *(len(np.unique(groups[label == value])) for value in (False, True)))
+    for count in range(most, 1, -1):
+        dealer = StratifiedGroupKFold(count, shuffle=True, random_state=seed)
+        folds = list(dealer.split(label, label, groups))
+        # A group of both classes can take all of one with it.
+        if all(len(np.unique(label[train])) == 2 for train, _ in folds):
+            return folds
+    return []
 
 
 def probabilities(
-    features: NDArray[np.float64],
-    label: NDArray[np.bool_],
-    groups: NDArray[np.int64],
-    seed: int,
+    features: NDArray[np.float64], label: NDArray[np.bool_], folds: Folds
 ) -> NDArray[np.float64]:
     """(n,) P(defective) of each picture by a classifier that was fitted without its group.
 
     Args:
         features: (n, d) of the n0 labelled pictures, then of pictures that are judged only.
         label: (n0,) their labels.
-        groups: (n0,) their groups, which no fold parts.
-        seed: of the folds.
+        folds: of the labelled pictures, from ``folds_of``.
     """
     count = len(label)
-    dealer = StratifiedGroupKFold(fold_count(label, groups), shuffle=True, random_state=seed)
     margins: NDArray[np.float64] = cross_val_predict(
-        _classifier(), features[:count], label, groups=groups, cv=dealer,
-        method="decision_function",
-    )  # fmt: skip
+        _classifier(), features[:count], label, cv=folds, method="decision_function"
+    )
     if len(features) > count:
         fitted = _classifier().fit(features[:count], label)
         margins = np.concatenate([margins, fitted.decision_function(features[count:])])
@@ -133,18 +145,21 @@ def probabilities(
     return found
 
 
+@torch.inference_mode()
 def pooled_features(
-    samples: Sequence[WeakSample], settings: Settings, progress: Progress
+    samples: Sequence[WeakSample], encoder: Encoder, settings: Settings, progress: Progress
 ) -> NDArray[np.float64]:
     """(n, 3 C) mean, maximum and standard deviation over positions of the C channels."""
-    encoder: Encoder = pretrained(settings).eval()
-    pictures = Pictures(samples, settings.input_size, settings.data.white_level)
+    encoder = encoder.eval()
+    device = next(encoder.parameters()).device
     rows = []
-    with torch.inference_mode(), progress.phase("Doubtful labels", len(samples)) as advance:
-        for index in range(len(samples)):
-            levels = encoder(encoder.normalise(pictures.input(index)[None]))
+    with progress.phase("Doubtful labels", len(samples)) as advance:
+        for sample in samples:
+            picture = read_picture(sample.image, settings.data.white_level)
+            batch = to_input(picture, settings.input_size)[None].to(device)
+            levels = [level.float() for level in encoder(encoder.normalise(batch))]
             rows.append(torch.cat([
-                value[0] for level in levels
+                value[0].cpu() for level in levels
                 for value in (level.mean((2, 3)), level.amax((2, 3)), level.std((2, 3)))
             ]))  # fmt: skip
             advance()

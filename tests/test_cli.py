@@ -127,6 +127,29 @@ def test_unreadable_picture_is_listed_before_training(surfaces: Manifest, tmp_pa
     assert victim.name in plain(result) and "1 of 36" in plain(result)
 
 
+def test_what_is_odd_is_told_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for i in range(15):
+        light = 1.0 if i < 10 else 0.5
+        name = f"good/{i}.png" if i < 10 else f"defective/{i}.png"
+        picture(tmp_path / "parts" / name, (96, 80), i)
+        dark = Image.open(tmp_path / "parts" / name).point(lambda v, light=light: int(v * light))
+        dark.save(tmp_path / "parts" / name)
+    told: list[str] = []
+
+    def stop(*arguments: object) -> None:
+        told.extend(caplog.messages)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cdgp.training.fit.train", stop)
+    result = cdgp("train", tmp_path / "parts", "--out", tmp_path / "run", "--quiet")
+    assert result.exit_code == 130
+    assert any("brightness alone tells good from defective" in line for line in told), told
+    kinds = {f["kind"] for f in json.loads((tmp_path / "run/check.json").read_text())["findings"]}
+    assert "shortcut" in kinds
+
+
 def test_mask_of_another_size(surfaces: Manifest, model: Path, tmp_path: Path) -> None:
     shutil.copytree(surfaces.root, tmp_path / "data")
     mask = sorted((tmp_path / "data" / "masks").rglob("*.png"))[0]

@@ -110,8 +110,6 @@ def run_training(
     from cdgp.training.fit import fit
 
     run = fit(data, folder, settings, resume=resume, overwrite=overwrite, progress=progress)
-    for finding in run.audit.of("warning"):
-        warn(f"warning: {shortened(finding.text)}")
     for note in run.detector.model.calibration.image.notes:
         warn(f"note: {note}")
     detector = run.detector

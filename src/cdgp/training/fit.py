@@ -1,6 +1,7 @@
 """From a folder or manifest to a trained detector: order of the stages, files of a run."""
 
 import json
+import logging
 import os
 import platform
 import shutil
@@ -107,6 +108,8 @@ def fit(
         check_folder(folder, settings, resume, overwrite)
     manifest, found = prepare_manifest(data, settings, progress)
     check_calibration(manifest, settings)
+    for finding in found.of("warning"):  # before the long work, so that it can be stopped
+        logging.getLogger(__name__).warning("%s: %s", manifest.root, finding.text)
     if folder is not None:
         refuse_replacing(folder, (STATES, *RESULT_FOLDERS), manifest.paths())
         if resume:

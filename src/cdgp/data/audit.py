@@ -419,7 +419,7 @@ def _near_findings(
             "near_duplicates", "warning",
             f"{_count(len(loose), 'cluster')} of near duplicates ({pictures} pictures) without a "
             "group of their own: a split may part them. Name the part of each picture in a column "
-            "'group', or let --groups write one",
+            "'group', or let cdgp check --groups write one",
             tuple(loose),
         )  # fmt: skip
     if labels:

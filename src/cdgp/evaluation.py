@@ -7,14 +7,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cdgp.data.images import read_masks, resize_mask
 from cdgp.data.manifest import Manifest, Sample
-from cdgp.files import written_whole
+from cdgp.files import printable, written_whole
 from cdgp.inference import Detector, Prediction, Region
 from cdgp.metrics.ranking import Measure, image_auroc, pixel_auroc
 from cdgp.metrics.regions import aupro
@@ -35,6 +35,21 @@ class ScoredPicture:
     pred_score: float
     pred_label: bool
     regions: tuple[Region, ...]
+
+    @classmethod
+    def of(
+        cls,
+        prediction: Prediction,
+        name: str,
+        path: Path,
+        split: str | None = None,
+        defective: bool | None = None,
+    ) -> Self:
+        """The row of a prediction."""
+        return cls(
+            name, path, split, defective,
+            prediction.pred_score, prediction.pred_label, prediction.regions,
+        )  # fmt: skip
 
 
 OnPrediction = Callable[[ScoredPicture, Prediction], None]
@@ -94,15 +109,7 @@ def evaluate(
         for sample in samples:
             prediction = detector.predict(sample.image)
             name = manifest.name(sample.image)
-            row = ScoredPicture(
-                name,
-                sample.image,
-                sample.split,
-                sample.defective,
-                prediction.pred_score,
-                prediction.pred_label,
-                prediction.regions,
-            )
+            row = ScoredPicture.of(prediction, name, sample.image, sample.split, sample.defective)
             rows.append(row)
             on_prediction(row, prediction)
             height, width = prediction.anomaly_map.shape
@@ -208,7 +215,7 @@ def write_scores(path: Path, rows: Iterable[ScoredPicture]) -> None:
         table.writerow(["image", "split", "label", "pred_score", "pred_label", "regions"])
         for row in rows:
             table.writerow([
-                row.name.encode("utf-8", "backslashreplace").decode(),
+                printable(row.name),
                 row.split or "",
                 words[row.defective],
                 repr(row.pred_score),  # shortest that reads back the same: 0.9999999 stays below 1

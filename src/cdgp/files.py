@@ -101,6 +101,11 @@ def remove_leftovers(folder: Path) -> None:
             path.unlink()
 
 
+def printable(text: str) -> str:
+    """The text with bytes of names that are no UTF-8 escaped, so that any reader can show it."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def write_text(path: Path, text: str, errors: str = "strict") -> None:
     """Write a UTF-8 text file whole, its line ends as they are."""
     with written_whole(path) as temporary:

@@ -153,8 +153,12 @@ def load(path: str | Path) -> Detector:
     Raises:
         ModelFileError: no such file, damaged, not ours, or of a newer version.
     """
-    path = Path(path)
-    return Detector(artifact.load(path / "model.safetensors" if path.is_dir() else path))
+    return Detector(artifact.load(model_file(Path(path))))
+
+
+def model_file(path: Path) -> Path:
+    """The model file that a path means: itself, or the one in the folder of a run."""
+    return path / "model.safetensors" if path.is_dir() else path
 
 
 def as_picture(array: NDArray[Any], white_level: int) -> NDArray[np.float32]:

@@ -14,8 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cdgp.errors import ModelFileError, OutputError, PictureError
+from cdgp.errors import OutputError, PictureError
 from cdgp.evaluation import OnPrediction, ScoredPicture
+from cdgp.files import printable
 from cdgp.inference import Detector, Region
 
 LEDGER = "unfinished.sqlite"
@@ -102,8 +103,7 @@ class Ledger:
 
     def refuse(self, name: str, path: Path, error: PictureError) -> None:
         """A picture that cannot be read."""
-        told = str(error).encode("utf-8", "backslashreplace").decode()
-        self._put(name, path, None, None, None, told)
+        self._put(name, path, None, None, None, printable(str(error)))
 
     def forget_unreadable(self) -> None:
         """Let pictures that could not be read be tried again."""
@@ -172,27 +172,10 @@ def predict_into(
         if not ledger.has(name):
             try:
                 prediction = detector.predict(path)
-                row = ScoredPicture(
-                    name, path, None, None,
-                    prediction.pred_score, prediction.pred_label, prediction.regions,
-                )  # fmt: skip
+                row = ScoredPicture.of(prediction, name, path)
                 on_prediction(row, prediction)
             except PictureError as error:
                 ledger.refuse(name, path, error)
             else:
                 ledger.add(row)
         advance()
-
-
-def model_digest(model: Path) -> str:
-    """SHA-256 of a model file, in hex.
-
-    Raises:
-        ModelFileError: it cannot be read.
-    """
-    from cdgp.data.images import digest
-
-    try:
-        return digest(model)
-    except PictureError as error:
-        raise ModelFileError(str(error)) from error

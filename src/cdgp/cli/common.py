@@ -132,7 +132,7 @@ def writer(folder: Path, detector: "Detector", save_maps: bool) -> "OnPrediction
     import numpy as np
 
     from cdgp.data.images import read_picture
-    from cdgp.files import write_text, written_whole
+    from cdgp.files import printable, write_text, written_whole
     from cdgp.report.overlay import output_name, write_overlay
 
     white_level = detector.settings.data.white_level
@@ -143,7 +143,7 @@ def writer(folder: Path, detector: "Detector", save_maps: bool) -> "OnPrediction
         write_overlay(folder / "overlays" / f"{name}.png", picture, prediction,
                       detector.colour_scale)  # fmt: skip
         record = {
-            "image": row.name.encode("utf-8", "backslashreplace").decode(),
+            "image": printable(row.name),
             "pred_score": row.pred_score,
             "pred_label": "defective" if row.pred_label else "good",
             "threshold": detector.threshold,

@@ -52,12 +52,13 @@ def predict(
 
       cdgp predict runs/parts new_pictures --out runs/parts-monday --resume
     """
+    from cdgp.data.images import digest
     from cdgp.data.layouts import walk_pictures
     from cdgp.data.manifest import absolute
     from cdgp.errors import DataError, OutputError, SettingsError
     from cdgp.files import RESULT_FOLDERS, refuse_replacing, remove_leftovers
-    from cdgp.inference import load
-    from cdgp.ledger import LEDGER, Ledger, model_digest, predict_into
+    from cdgp.inference import load, model_file
+    from cdgp.ledger import LEDGER, Ledger, predict_into
 
     if resume and overwrite:
         raise SettingsError("--resume goes on and --overwrite starts again: give one of them")
@@ -78,10 +79,9 @@ def predict(
     refuse_replacing(out_folder, RESULT_FOLDERS, places)
     if not resume:
         make_folder(out_folder, overwrite, places, resume=LEDGER)
-    file = model / "model.safetensors" if model.is_dir() else model
     listed = b"\0".join(os.fsencode(place) for place in places)
     marks = {
-        "model": model_digest(file),
+        "model": digest(model_file(model)),
         "--save-maps": str(save_maps),
         "list of pictures and folders": hashlib.sha256(listed).hexdigest(),
     }
@@ -135,7 +135,7 @@ def named_pictures(places: Sequence[Path]) -> Iterator[tuple[str, Path]]:
 
 def list_unreadable(ledger: "Ledger", folder: Path) -> int:
     """Tell of pictures that could not be read, all of them in ``unreadable.csv``; their number."""
-    from cdgp.files import written_whole
+    from cdgp.files import printable, written_whole
 
     count = ledger.unreadable
     place = folder / "unreadable.csv"
@@ -146,7 +146,7 @@ def list_unreadable(ledger: "Ledger", folder: Path) -> int:
             table = csv.writer(file)
             table.writerow(["image", "problem"])
             for name, problem in ledger.problems():
-                table.writerow([name.encode("utf-8", "backslashreplace").decode(), problem])
+                table.writerow([printable(name), problem])
         warn(f"{count} pictures could not be read, listed in {place}:", error=True)
         for number, (_, problem) in enumerate(ledger.problems()):
             if number == SHOWN:

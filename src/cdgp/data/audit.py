@@ -23,10 +23,11 @@ from scipy.stats import mannwhitneyu
 from sklearn.metrics import roc_auc_score
 
 from cdgp.data import images
-from cdgp.data.images import FileFacts
+from cdgp.data.images import FileFacts, MaskFacts
 from cdgp.data.manifest import Manifest, Sample
 from cdgp.data.splits import CLASSES, has_splits, side, split, usable
 from cdgp.errors import DataError, PictureError
+from cdgp.files import printable
 from cdgp.presets import DataSettings
 
 SMALL = 48
@@ -104,15 +105,15 @@ class Audit:
     def record(self) -> dict[str, Any]:
         """The audit as `check.json` holds it; names of odd bytes are escaped."""
         return {
-            "root": _printable(self.root),
+            "root": printable(self.root),
             "counts": {name: list(counts) for name, counts in self.counts.items()},
             "sizes": self.sizes,
             "findings": [
                 {
                     "kind": f.kind,
                     "severity": f.severity,
-                    "text": _printable(f.text),
-                    "pictures": [[_printable(name) for name in group] for group in f.pictures],
+                    "text": printable(f.text),
+                    "pictures": [[printable(name) for name in group] for group in f.pictures],
                 }
                 for f in self.findings
             ],
@@ -121,7 +122,7 @@ class Audit:
                  for k, v in s._asdict().items()}
                 for s in self.shortcuts
             ],
-            "near_duplicates": [[_printable(name) for name in group] for group in self.near],
+            "near_duplicates": [[printable(name) for name in group] for group in self.near],
             "rules": {
                 "near_correlation": NEAR,
                 "hash_bits": HASH_BITS,
@@ -146,6 +147,9 @@ class _Look:
     saturation: float
     hash: np.uint64
     small: NDArray[np.float16]
+    marked: float
+    """Share of the picture that its masks mark together; 0 without a mask."""
+    masks: tuple[MaskFacts, ...]
 
 
 class Looks:
@@ -154,7 +158,13 @@ class Looks:
     def __init__(self) -> None:
         self._looks: list[_Look] = []
 
-    def add(self, sample: Sample, picture: NDArray[np.float32], facts: FileFacts) -> None:
+    def add(
+        self,
+        sample: Sample,
+        picture: NDArray[np.float32],
+        facts: FileFacts,
+        masks: Sequence[tuple[NDArray[np.bool_], MaskFacts]],
+    ) -> None:
         """Takes one picture, as `splits.Look` says."""
         stat = sample.image.stat()
         grey = picture.mean(axis=2)
@@ -164,6 +174,7 @@ class Looks:
         small = small - small.mean()
         length = float(np.linalg.norm(small))
         bits = imagehash.phash(copy).hash.ravel()
+        union = np.any([np.zeros(grey.shape, np.bool_), *(mask for mask, _ in masks)], axis=0)
         self._looks.append(_Look(
             sample=sample,
             height=picture.shape[0],
@@ -176,6 +187,8 @@ class Looks:
             saturation=float((picture.max(axis=2) - picture.min(axis=2)).mean()),
             hash=np.packbits(bits).view(">u8")[0].astype(np.uint64),
             small=(small / length if length > 1e-6 else small * 0).astype(np.float16),
+            marked=float(union.mean()),
+            masks=tuple(facts for _, facts in masks),
         ))  # fmt: skip
 
     def __iter__(self) -> Iterator[_Look]:
@@ -443,7 +456,7 @@ def _files(manifest: Manifest, every: Sequence[_Look], white_level: int) -> Iter
         )  # fmt: skip
     deep = [e for e in every if e.file.bits == 16]
     largest = max((e.file.largest for e in deep), default=white_level)
-    scale = next(level for level in (255, 1023, 4095, 16383, 65535) if level >= largest)
+    scale = images.fitting_white_level(largest)
     if scale < white_level:
         yield Finding(
             "dark_16_bit", "warning",
@@ -460,20 +473,16 @@ def _masks(manifest: Manifest, every: Sequence[_Look]) -> Iterable[Finding]:
     details: dict[str, list[str]] = defaultdict(list)
     any_mask = any(look.sample.masks for look in every)
     for look in every:
-        sample, size = look.sample, (look.height, look.width)
+        sample, share = look.sample, look.marked
         names = tuple(manifest.name(path) for path in (sample.image, *sample.masks))
         if not sample.masks:
             if any_mask and sample.defective:
                 found["mask_missing"].append(names)
             continue
-        union = np.zeros(size, np.bool_)
-        for path in sample.masks:
-            marked, facts = images.read_mask_with_facts(path, size)
-            union |= marked
+        for name, facts in zip(names[1:], look.masks, strict=True):
             if facts.cut and facts.levels > GREY_LEVELS:
                 found["mask_grey"].append(names)
-                details["mask_grey"].append(f"{manifest.name(path)}: {facts.levels} levels")
-        share = float(union.mean())
+                details["mask_grey"].append(f"{name}: {facts.levels} levels")
         if sample.defective and not share:
             found["mask_empty"].append(names)
         if not sample.defective and share:
@@ -576,8 +585,3 @@ def _balance(manifest: Manifest) -> Iterable[Finding]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _printable(text: str) -> str:
-    """Bytes that are no UTF-8 are escaped, so that any reader can show them."""
-    return text.encode("utf-8", "backslashreplace").decode()

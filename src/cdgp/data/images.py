@@ -179,6 +179,11 @@ def read_mask_with_facts(path: Path, size: tuple[int, int]) -> tuple[NDArray[np.
         return np.asarray((values > 0) & (values >= largest / 2)), MaskFacts(len(levels), True)
 
 
+def fitting_white_level(largest: int) -> int:
+    """The white of the camera with the fewest bits (8, 10, 12, 14, 16) that stores the value."""
+    return next(level for level in (255, 1023, 4095, 16383, 65535) if level >= largest)
+
+
 def resize_mask(mask: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.bool_]:
     """A mask (H, W) bool at another (height, width), by nearest neighbour."""
     if mask.shape == tuple(size):
@@ -393,10 +398,9 @@ def _refuse_outside_unit(path: Path, values: NDArray[Any]) -> None:
 
 def _refuse_above(path: Path, largest: int, white_level: int) -> None:
     if largest > white_level:
-        fitting = next(level for level in (255, 1023, 4095, 16383, 65535) if level >= largest)
         raise PictureError(
             f"{path}: holds the value {largest}, above the white level {white_level}; "
-            f"set white_level to {fitting}"
+            f"set white_level to {fitting_white_level(largest)}"
         )
 
 

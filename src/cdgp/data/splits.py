@@ -25,8 +25,17 @@ SHOWN = 20
 CLASSES = {False: "good", True: "defective"}
 
 
-Look = Callable[[Sample, NDArray[np.float32], images.FileFacts], object]
-"""Takes a sample with its digests, its picture (HWC float32 RGB in [0, 1]) and its file's facts."""
+Look = Callable[
+    [
+        Sample,
+        NDArray[np.float32],
+        images.FileFacts,
+        Sequence[tuple[NDArray[np.bool_], images.MaskFacts]],
+    ],
+    object,
+]
+"""Takes a sample with its digests, its picture (HWC float32 RGB in [0, 1]), its file's facts, and
+its masks, each (H, W) with how it is stored."""
 
 
 def hashed(
@@ -199,10 +208,11 @@ def _hashed_sample(sample: Sample, white_level: int, look: Look | None) -> Sampl
             f"{sample.image}: is not the file that the manifest was made with (its SHA-256 "
             "differs); restore it, or empty the columns sha256 and pixel_sha256"
         )
-    images.read_masks(sample.masks, (picture.shape[0], picture.shape[1]))
+    size = (picture.shape[0], picture.shape[1])
+    masks = [images.read_mask_with_facts(mask, size) for mask in sample.masks]
     found = replace(sample, sha256=sha256, pixel_sha256=pixel_sha256)
     if look is not None:
-        look(found, picture, facts)
+        look(found, picture, facts, masks)
     return found
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from cdgp.data.audit import SHORTCUT, Audit, Finding, told
 from cdgp.data.images import read_picture, reason
 from cdgp.errors import PictureError
-from cdgp.files import write_text
+from cdgp.files import printable, write_text
 from cdgp.report.html import jpeg, link, template
 
 GROUPS = 12
@@ -78,7 +78,7 @@ def write_check(
         told=told,
         version=version("cdgp"),
     )
-    write_text(out, text.encode("utf-8", "backslashreplace").decode())
+    write_text(out, printable(text))
 
 
 def verdict(findings: Sequence[Finding]) -> str:

@@ -21,7 +21,7 @@ from PIL import Image
 from cdgp.data.images import read_picture, reason
 from cdgp.errors import PictureError
 from cdgp.evaluation import ScoredPicture
-from cdgp.files import write_text
+from cdgp.files import printable, write_text
 from cdgp.inference import Detector
 from cdgp.metrics.reliability import reliability_curve
 from cdgp.report import charts
@@ -198,7 +198,7 @@ def write_report(
         version=version("cdgp"),
     )
     # Names of bytes that are no UTF-8 are shown as scores.csv writes them.
-    write_text(out, text.encode("utf-8", "backslashreplace").decode())
+    write_text(out, printable(text))
 
 
 def galleries(rows: Collection[ScoredPicture], threshold: float) -> list[Gallery]:
@@ -271,10 +271,7 @@ def suspect_galleries(suspects: Sequence[Suspect], detector: Detector) -> Iterab
                 found = detector.predict(s.path)
             except PictureError:  # gone since: suspects.csv still names it
                 continue
-            rows.append(ScoredPicture(
-                s.name, s.path, s.split, s.defective, found.pred_score, found.pred_label,
-                found.regions,
-            ))  # fmt: skip
+            rows.append(ScoredPicture.of(found, s.name, s.path, s.split, s.defective))
             remarks[s.name] = f"looks {other} with P = {s.doubt:.2f} to a classifier without it"
         if rows:
             yield Gallery(

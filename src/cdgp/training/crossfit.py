@@ -26,7 +26,7 @@ from sklearn.svm import SVC
 from cdgp.data.images import read_picture, to_input
 from cdgp.data.manifest import Manifest, WeakSample
 from cdgp.data.splits import group_numbers
-from cdgp.files import written_whole
+from cdgp.files import printable, written_whole
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
@@ -94,7 +94,7 @@ def write_suspects(path: Path, found: Sequence[Suspect]) -> None:
         for rank, s in enumerate(found, start=1):
             table.writerow([
                 rank,
-                s.name.encode("utf-8", "backslashreplace").decode(),
+                printable(s.name),
                 s.split or "",
                 "defective" if s.defective else "good",
                 f"{s.probability:.6f}",

@@ -47,11 +47,11 @@ class StubDetector:
     region_level = LEVEL
 
     def __init__(self, notes=(), bound=None):
-        self.model = SimpleNamespace(
+        self.card = SimpleNamespace(
             decision=SimpleNamespace(
                 threshold=self.threshold, source="the default", false_reject_bound=bound
             ),
-            calibration=SimpleNamespace(image=SimpleNamespace(notes=notes)),
+            image=SimpleNamespace(notes=notes),
             provenance={"cdgp": "0.1.0", "versions": {"torch": "2.9"}},
         )
 

@@ -185,7 +185,7 @@ def test_model_file_round_trip(tiny_run: Run, surfaces: Manifest) -> None:
     picture = surfaces.samples[0].image
     from cdgp.inference import Detector
 
-    a, b = tiny_run.detector.predict(picture), Detector(loaded).predict(picture)
+    a, b = tiny_run.detector.predict(picture), Detector.of(loaded).predict(picture)
     np.testing.assert_allclose(a.anomaly_map, b.anomaly_map, atol=1e-5)
     assert a.pred_score == pytest.approx(b.pred_score, abs=1e-6)
 

@@ -108,7 +108,7 @@ def load(path: Path) -> Model:
     try:
         settings = settings_from_json(metadata["settings"], str(path))
         calibration = _calibration(json.loads(metadata["calibration"]), tensors.pop(TAIL))
-        decision = _decision(json.loads(metadata["decision"]))
+        decision = decision_of(json.loads(metadata["decision"]))
         provenance = json.loads(metadata["provenance"])
         network = _network(settings, tensors)
     except (
@@ -118,13 +118,28 @@ def load(path: Path) -> Model:
     return Model(network, calibration, decision, settings, provenance)
 
 
-def _decision(values: dict[str, Any]) -> Decision:
+def decision_of(values: dict[str, Any]) -> Decision:
+    """A decision from its stored values.
+
+    Raises:
+        ValueError: they are no rule to decide by.
+    """
     decision = Decision(**values)
     bound = decision.false_reject_bound
     _refuse_no_numbers({"threshold": decision.threshold, "bound": 0 if bound is None else bound})
     if not 0 <= decision.threshold < 1 or not isinstance(decision.source, str):
         raise ValueError(f"{decision} is no rule to decide by")
     return decision
+
+
+def image_calibrator_of(values: dict[str, Any]) -> ImageCalibrator:
+    """An image calibrator from its stored values.
+
+    Raises:
+        ValueError: one of them is no number.
+    """
+    _refuse_no_numbers({k: v for k, v in values.items() if k != "notes"})
+    return ImageCalibrator(**values | {"notes": tuple(values["notes"])})
 
 
 def _refuse_no_numbers(values: dict[str, Any]) -> None:
@@ -138,17 +153,15 @@ def _calibration(numbers: dict[str, Any], scores: Tensor) -> Calibration:
     for part in ("dominance", "residual"):
         _refuse_no_numbers(numbers[part])
     _refuse_no_numbers({k: v for k, v in numbers["tail"].items() if v is not None})
-    _refuse_no_numbers({k: v for k, v in numbers["image"].items() if k != "notes"})
     _refuse_no_numbers({k: numbers[k] for k in ("fusion_weight", "image_weight")})
     if scores.ndim != 1 or not scores.is_floating_point():
         raise ValueError("the scores of the normal tail are no list of numbers")
     tail = {k: math.nan if v is None else v for k, v in numbers["tail"].items()}
-    image = numbers["image"] | {"notes": tuple(numbers["image"]["notes"])}
     return Calibration(
         BranchStatistics(**numbers["dominance"]),
         BranchStatistics(**numbers["residual"]),
         NormalTail(scores, **tail),
-        ImageCalibrator(**image),
+        image_calibrator_of(numbers["image"]),
         numbers["fusion_weight"],
         numbers["image_weight"],
     )

@@ -176,8 +176,8 @@ def image_metrics(rows: Sequence[ScoredPicture], detector: Detector) -> dict[str
         **_told("image_auroc", image_auroc(scores, labels, names=[row.name for row in rows])),
         **_told("expected_calibration_error", expected_calibration_error(scores, labels)),
         "threshold": detector.threshold,
-        "threshold_source": detector.model.decision.source,
-        "false_reject_bound": detector.model.decision.false_reject_bound,
+        "threshold_source": detector.card.decision.source,
+        "false_reject_bound": detector.card.decision.false_reject_bound,
         **_told("overkill", decisions.overkill),
         **_told("escape", decisions.escape),
     }

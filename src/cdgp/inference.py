@@ -11,10 +11,17 @@ from scipy import ndimage
 
 from cdgp import artifact
 from cdgp.data.images import MIN_SIDE, read_picture, to_input
-from cdgp.errors import PictureError
-from cdgp.method.calibration import upsample
-from cdgp.method.detector import Calibration, Evidence, Network, Scores, calibrated
+from cdgp.errors import ModelFileError, PictureError, SettingsError
+from cdgp.method.calibration import image_logit, upsample
 from cdgp.presets import Settings
+from cdgp.runtimes import (
+    EXPORTED,
+    Card,
+    Runtime,
+    TorchRuntime,
+    card_of,
+    from_metadata,
+)
 
 MAX_REGIONS = 100
 """At most so many regions a picture are reported, the highest peaks first."""
@@ -65,26 +72,42 @@ class Detector:
         0.97
     """
 
-    def __init__(self, model: artifact.Model, device: torch.device | None = None) -> None:
-        self.model = model
-        self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.model.network.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    def __init__(self, card: Card, runtime: Runtime, model: artifact.Model | None = None) -> None:
+        self.card = card
+        self.runtime = runtime
+        self._model = model
+
+    @classmethod
+    def of(cls, model: artifact.Model, device: torch.device | None = None) -> "Detector":
+        """A detector that runs in torch, on the GPU where there is one and nothing is said."""
+        device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return cls(card_of(model), TorchRuntime(model, device), model)
+
+    @property
+    def model(self) -> artifact.Model:
+        """The trained model with its networks.
+
+        Raises:
+            ModelFileError: this detector runs an exported graph.
+        """
+        if self._model is None:
+            raise ModelFileError("an exported model holds no networks; load model.safetensors")
+        return self._model
 
     @property
     def settings(self) -> Settings:
-        return self.model.settings
+        return self.card.settings
 
     @property
     def threshold(self) -> float:
         """A picture is called defective when its probability is above this."""
-        return self.model.decision.threshold
+        return self.card.decision.threshold
 
     @property
     def colour_scale(self) -> tuple[float, float]:
         """Ends of the one colour scale of all this model's maps: 0 and the largest counted
         surprisal, in nats."""
-        tail = self.model.calibration.tail
-        return 0.0, min(tail.floor, float(np.log(len(tail.scores) + 1)))
+        return 0.0, self.card.largest_surprisal
 
     @property
     def region_level(self) -> float:
@@ -104,14 +127,12 @@ class Detector:
             pixels = read_picture(Path(picture), self.settings.data.white_level)
         else:
             pixels = as_picture(picture, self.settings.data.white_level)
-        size = self.settings.input_size
-        _, scores = score_picture(
-            self.model.network, self.model.calibration, pixels, size, self.device
-        )
+        found = self.runtime.run(to_input(pixels, self.settings.input_size)[None])
         native = (pixels.shape[0], pixels.shape[1])
-        anomaly_map = upsample(scores.anomaly_map, native)[0].numpy()
-        surprisal = upsample(scores.surprisal, native)[0].numpy()
-        probability = float(torch.sigmoid(scores.logit.double())[0])
+        anomaly_map = upsample(found.anomaly_map, native)[0].numpy()
+        surprisal = upsample(found.surprisal, native)[0].numpy()
+        # Of the pooled evidence and in float64, as where the threshold was set.
+        probability = float(torch.sigmoid(image_logit(found.pooled, self.card.image).double())[0])
         return Prediction(
             anomaly_map,
             surprisal,
@@ -122,23 +143,6 @@ class Detector:
         )
 
 
-@torch.inference_mode()
-def score_picture(
-    network: Network,
-    calibration: Calibration,
-    pixels: NDArray[np.float32],
-    size: tuple[int, int],
-    device: torch.device,
-) -> tuple[Evidence, Scores]:
-    """Evidence and calibrated scores, on the processor, of one HWC float32 RGB picture in [0, 1].
-
-    The scores are at the network's input ``size`` (H, W), the evidence is at a quarter of it.
-    """
-    evidence = network(to_input(pixels, size)[None].to(device))
-    evidence = Evidence(*(part.float().cpu() for part in evidence))
-    return evidence, calibrated(evidence, calibration, size)
-
-
 def resized(values: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
     """A map (h, w) at another (height, width), bilinear; the same where it has that size."""
     if values.shape == tuple(size):
@@ -147,13 +151,30 @@ def resized(values: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.fl
     return found
 
 
-def load(path: str | Path) -> Detector:
-    """Load a trained model from its file, or from the folder of a run.
+def load(path: str | Path, threads: int | None = None) -> Detector:
+    """Load a trained model from its file, from the folder of a run, or from an exported file.
+
+    Args:
+        path: ``model.safetensors``, a run's folder, or what ``cdgp export`` wrote (``.onnx``, or
+            ``.xml`` with its ``.bin``).
+        threads: that the runtime may use; its own choice where None. In torch this holds for the
+            whole process.
 
     Raises:
         ModelFileError: no such file, damaged, not ours, or of a newer version.
+        SettingsError: the runtime of an exported file is not installed, or impossible threads.
     """
-    return Detector(artifact.load(model_file(Path(path))))
+    if threads is not None and threads < 1:
+        raise SettingsError(f"threads = {threads}: at least one is needed")
+    path = Path(path)
+    if path.suffix in EXPORTED:
+        if not path.is_file():
+            raise ModelFileError(f"{path}: no such model file")
+        runtime = EXPORTED[path.suffix](path, threads)
+        return Detector(from_metadata(runtime.metadata, str(path)), runtime)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return Detector.of(artifact.load(model_file(path)))
 
 
 def model_file(path: Path) -> Path:

@@ -110,7 +110,7 @@ def run_training(
     from cdgp.training.fit import fit
 
     run = fit(data, folder, settings, resume=resume, overwrite=overwrite, progress=progress)
-    for note in run.detector.model.calibration.image.notes:
+    for note in run.detector.card.image.notes:
         warn(f"note: {note}")
     detector = run.detector
     if detector.settings.calibration.tail == "counting" and (

@@ -94,10 +94,15 @@ class Encoder(nn.Module):
 
     def stem(self) -> Iterator[nn.Module]:
         """The modules before the first trunk stage."""
+        for _, module in self.named_stem():
+            yield module
+
+    def named_stem(self) -> Iterator[tuple[str, nn.Module]]:
+        """The same with their names in the trunk."""
         for name, module in self.trunk.named_children():
             if name.startswith(_TRUNK):
                 return
-            yield module
+            yield name, module
 
     def freeze_stem(self) -> None:
         for module in self.stem():

@@ -101,16 +101,16 @@ class Network(nn.Module):
 
     def dominance(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) RGB in [0, 1] to the spatial evidence (B, H/4, W/4)."""
-        tokens = self.tokens(images)
+        return self.evidence_of(self.tokens(images))
+
+    def evidence_of(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, h, w, D) to the spatial evidence (B, h, w)."""
         flat = tokens.flatten(0, 2)
         if self.fused is not None:
-            evidence = self.fused(flat)
-        elif self.evidence == "mean_margin":
-            evidence = self.gps.mean_margin(flat)
+            evidence: Tensor = self.fused(flat)
         else:
-            evidence = self.gps.dominance(flat, self.floor)
-        grid: Tensor = evidence.view(tokens.shape[:3])
-        return grid
+            evidence = evidence_at(self.gps, flat, self.floor, self.evidence)
+        return evidence.view(tokens.shape[:3])
 
     def means(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, H, W) RGB in [0, 1] to mu_N and mu_A, (B, H/4, W/4) each."""
@@ -130,6 +130,11 @@ class Network(nn.Module):
         dominance = self.dominance(images)
         pooled = log_mean_exp(dominance.flatten(1), self.sharpness)
         return Evidence(dominance, self.residual(images), pooled)
+
+
+def evidence_at(gps: DualGP, tokens: Tensor, floor: float, evidence: str) -> Tensor:
+    """``dominance`` (Eq. 10) or ``mean_margin`` (Eq. 8) at tokens (N, D), (N,)."""
+    return gps.mean_margin(tokens) if evidence == "mean_margin" else gps.dominance(tokens, floor)
 
 
 def reconstruction_residual(teacher: Encoder, student: ReverseStudent, images: Tensor) -> Tensor:

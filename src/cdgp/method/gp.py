@@ -134,20 +134,15 @@ class FusedDominance(nn.Module):
 
     def __init__(self, gps: DualGP, floor: float, evidence: str = "dominance") -> None:
         super().__init__()
-        normal, anomaly = gps.normal, gps.anomaly
-        if not has_fused_form(gps):
-            raise TypeError("only the linear kernel has a fused form")
-        assert isinstance(normal, SparseGP) and isinstance(anomaly, SparseGP)
         self.floor = floor
         self.evidence = evidence
         with torch.no_grad():
-            beta_N, C_N = _linear_form(normal)
-            beta_A, C_A = _linear_form(anomaly)
-            eigenvalues, eigenvectors = torch.linalg.eigh(C_N + C_A)
+            beta, C = linear_forms(gps)
+            eigenvalues, eigenvectors = torch.linalg.eigh(C)
             kept = eigenvalues.abs() > 1e-12 * eigenvalues.abs().max()
             directions = eigenvectors[:, kept] * eigenvalues[kept].abs().sqrt()
-            weight = torch.cat([(beta_A - beta_N)[:, None], directions], dim=1)
-        dtype = normal.Z.dtype
+            weight = torch.cat([beta[:, None], directions], dim=1)
+        dtype = next(gps.parameters()).dtype
         self.register_buffer("weight", weight.to(dtype), persistent=False)
         self.register_buffer("signs", eigenvalues[kept].sign().to(dtype), persistent=False)
         self.weight: Tensor
@@ -161,6 +156,17 @@ class FusedDominance(nn.Module):
             return margin
         variance = 2 + projected[..., 1:].square() @ self.signs
         return standardised(margin, variance, self.floor)
+
+
+def linear_forms(gps: DualGP) -> tuple[Tensor, Tensor]:
+    """beta_A - beta_N (D,) of Eq. 11 and C (D, D) of ``FusedDominance``, in float64."""
+    if not has_fused_form(gps):
+        raise TypeError("only the linear kernel has a fused form")
+    assert isinstance(gps.normal, SparseGP) and isinstance(gps.anomaly, SparseGP)
+    with torch.no_grad():
+        beta_N, C_N = _linear_form(gps.normal)
+        beta_A, C_A = _linear_form(gps.anomaly)
+    return beta_A - beta_N, C_N + C_A
 
 
 def _linear_form(gp: SparseGP) -> tuple[Tensor, Tensor]:

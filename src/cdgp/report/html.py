@@ -170,7 +170,7 @@ def write_report(
         defective=counts["defective"],
         rejected=sum(row.pred_label for row in rows),
         labelled=labelled,
-        decision=detector.model.decision,
+        decision=detector.card.decision,
         tiles=told(metrics or {}, tiles),
         metrics=told(metrics or {}, WORDS),
         pixels=(metrics or {}).get("pictures_with_pixels"),
@@ -193,7 +193,7 @@ def write_report(
         ),
         provenance={
             key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            for key, value in detector.model.provenance.items()
+            for key, value in detector.card.provenance.items()
         },
         version=version("cdgp"),
     )
@@ -305,7 +305,7 @@ def told(metrics: Mapping[str, Any], words: Mapping[str, str]) -> list[Told]:
 
 def warnings(metrics: Mapping[str, Any], detector: Detector) -> Iterable[str]:
     """What calibration and evaluation noted, in words."""
-    yield from (f"Calibration: {note}." for note in detector.model.calibration.image.notes)
+    yield from (f"Calibration: {note}." for note in detector.card.image.notes)
     for key, names in metrics.get("notes", {}).items():
         words = NOTES.get(key, key.replace("_", " ").capitalize())
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

@@ -1,5 +1,6 @@
 """Third stage: evidence of the calibration pictures, and what is fitted on it (Section 3.6)."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from cdgp.method.calibration import (
     fuse,
     upsample,
 )
-from cdgp.method.detector import Calibration, Evidence, Network
+from cdgp.method.detector import Calibration, Evidence
 from cdgp.presets import CalibrationSettings
 from cdgp.progress import Progress
 from cdgp.training.pictures import Pictures
@@ -29,10 +30,14 @@ class CalibrationEvidence(NamedTuple):
     """(H, W) of the network's input."""
 
 
+@torch.inference_mode()
 def collect_evidence(
-    network: Network, pictures: Pictures, device: torch.device, progress: Progress
+    network: Callable[[Tensor], Evidence],
+    pictures: Pictures,
+    device: torch.device,
+    progress: Progress,
 ) -> CalibrationEvidence:
-    """Run the network over pictures, one at a time."""
+    """Run a network, or its graph for inference, over pictures, one at a time."""
     parts = []
     with progress.phase("Calibration", len(pictures)) as advance:
         for index in range(len(pictures)):

@@ -31,6 +31,7 @@ from cdgp.files import (
 from cdgp.inference import Detector
 from cdgp.method.calibration import image_logit
 from cdgp.method.detector import Calibration
+from cdgp.method.graph import EvidenceGraph
 from cdgp.metrics.reliability import false_reject_threshold
 from cdgp.presets import DecisionSettings, Settings, settings_from_json
 from cdgp.presets import settings as preset_settings
@@ -118,7 +119,7 @@ def fit(
             refuse_changed_data(folder, manifest, finished)
             if finished is not None:
                 separation = finished.provenance["separation"]
-                return Run(Detector(finished), manifest, folder, separation, found)
+                return Run(Detector.of(finished), manifest, folder, separation, found)
         else:
             pretrained(settings)  # weights that cannot be had must not cost the earlier run
             clear_folder(folder)
@@ -133,7 +134,7 @@ def fit(
     if folder is not None:
         artifact.save(folder / MODEL, model)
         shutil.rmtree(folder / STATES, ignore_errors=True)
-    return Run(Detector(model), manifest, folder, separation, found)
+    return Run(Detector.of(model), manifest, folder, separation, found)
 
 
 def train(
@@ -150,7 +151,9 @@ def train(
     teacher, student = student_stage(data, settings, fabric, states, log, progress)
     network = assemble(dual, teacher, student, settings).to(fabric.device)
     pictures = Pictures(data.calibration, settings.input_size, settings.data.white_level)
-    collected = collect_evidence(network, pictures, fabric.device, progress)
+    # By the graph that predicts: a good picture at the threshold stays on its good side.
+    graph = EvidenceGraph(network).to(fabric.device)
+    collected = collect_evidence(graph, pictures, fabric.device, progress)
     calibration = fit_calibration(collected, settings.calibration)
     if not manifest.has_calibration:
         calibration = noted(calibration, WITHOUT_CALIBRATION)

@@ -21,7 +21,6 @@ from cdgp.bench.methods import Fitted, Pipeline, Scored
 from cdgp.data.images import read_picture, to_input
 from cdgp.data.manifest import WeakSplit
 from cdgp.files import write_text, written_whole
-from cdgp.inference import score_picture
 from cdgp.method.detector import Calibration, Evidence, Network, calibrated
 from cdgp.presets import Settings
 from cdgp.progress import Progress
@@ -209,6 +208,8 @@ def take_apart(
     found = calibrate(data, settings, states, progress)
     network = found.trained().network
     device = next(network.parameters()).device
-    normal, anomaly = network.means(to_input(picture, settings.input_size)[None].to(device))
-    _, scores = score_picture(network, found.calibration, picture, settings.input_size, device)
+    image = to_input(picture, settings.input_size)[None].to(device)
+    normal, anomaly = network.means(image)
+    evidence = Evidence(*(part.float().cpu() for part in network(image)))
+    scores = calibrated(evidence, found.calibration, settings.input_size)
     return Parts(*(m[0].cpu().numpy() for m in (normal, anomaly, scores.anomaly_map)))

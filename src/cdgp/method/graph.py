@@ -1,0 +1,356 @@
+"""The numbers of ``detector.py`` with less work, as one module that every runtime can run.
+
+What is saved, none of it at the cost of the result:
+
+- batch norms and the scale of the normalisation are folded into the convolutions beside them;
+- the stem, which training leaves frozen, runs once where both encoders hold the same one;
+- tokens are never formed in D dimensions: both the variance and the margin of a token are read off
+  one vector of at most D entries, built at each stage's own resolution (``DominanceHead``);
+- the branches are fused before they are upsampled, and once; both steps are linear;
+- the surprisal is read off a table (``SurprisalTable``).
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from cdgp.method.backbone import Encoder
+from cdgp.method.calibration import (
+    NormalTail,
+    final_map,
+    fuse,
+    image_logit,
+    surprisal,
+    upsample,
+)
+from cdgp.method.detector import Calibration, Evidence, Network, evidence_at
+from cdgp.method.gp import linear_forms
+from cdgp.method.losses import log_mean_exp
+from cdgp.method.student import residual_map
+
+TABLE_SIZE = 2**20
+"""Entries of the surprisal table."""
+
+
+class Outputs(NamedTuple):
+    """What the inference graph returns, for pictures (B, 3, H, W)."""
+
+    anomaly_map: Tensor
+    """(B, H, W) the final map, in nats."""
+    surprisal: Tensor
+    """(B, H, W) minus the log of the normal-tail probability, in nats."""
+    fused: Tensor
+    """(B, H, W) U of Eq. 25, in standard deviations of the normal branches."""
+    pooled: Tensor
+    """(B,) a(x) of Eq. 28."""
+    pred_score: Tensor
+    """(B,) probability of being defective, in [0, 1]."""
+
+
+class EvidenceGraph(nn.Module):
+    """Both branches of a trained network, for inference alone; it stays as it is itself.
+
+    Args:
+        network: trained.
+    """
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.encoders = Encoders(network.encoder, network.teacher)
+        self.head = head_of(network)
+        self.student = copy.deepcopy(network.student)
+        for part in (self.student.squeeze, *self.student.blocks):
+            fold_batch_norms(part)
+        self.sharpness = network.sharpness
+        self.requires_grad_(False).eval()
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, images: Tensor) -> Evidence:
+        """(B, 3, H, W) float32 RGB in [0, 1] to the evidence of both branches."""
+        tuned, frozen = self.encoders(images)
+        sizes = [(f.shape[-2], f.shape[-1]) for f in frozen]
+        rebuilt = self.student(frozen[2], sizes)
+        stages = [1 - cosine(t, s) for t, s in zip(frozen, rebuilt, strict=True)]
+        dominance = self.head(tuned)
+        pooled = log_mean_exp(dominance.flatten(1), self.sharpness)
+        return Evidence(dominance, residual_map(stages), pooled)
+
+
+class InferenceGraph(nn.Module):
+    """From pictures to the calibrated result, as one module without branches.
+
+    Args:
+        evidence: both branches.
+        calibration: of the same network.
+    """
+
+    def __init__(self, evidence: EvidenceGraph, calibration: Calibration) -> None:
+        super().__init__()
+        self.evidence = evidence
+        self.calibration = calibration
+        self.table = SurprisalTable(calibration.tail)
+
+    def forward(self, images: Tensor) -> Outputs:
+        """(B, 3, H, W) float32 RGB in [0, 1] to maps and image scores."""
+        dominance, residual, pooled = self.evidence(images)
+        c = self.calibration
+        low = fuse(dominance, residual, c.dominance, c.residual, c.fusion_weight)
+        U = upsample(low, (images.shape[-2], images.shape[-1]))
+        P = self.table(U)
+        logit = image_logit(pooled, c.image)
+        return Outputs(final_map(P, logit, c.image_weight), P, U, pooled, torch.sigmoid(logit))
+
+
+class Encoders(nn.Module):
+    """The fine-tuned encoder and the frozen teacher, with what they have in common done once.
+
+    Args:
+        encoder: the fine-tuned one.
+        teacher: of the same backbone.
+    """
+
+    def __init__(self, encoder: Encoder, teacher: Encoder) -> None:
+        super().__init__()
+        self.encoder, self.teacher = copy.deepcopy(encoder), copy.deepcopy(teacher)
+        self.stem: nn.Module = nn.Identity()
+        stems = [nn.ModuleDict(dict(e.named_stem())) for e in (self.encoder, self.teacher)]
+        pairs = zip(*(stem.state_dict().values() for stem in stems), strict=True)
+        shared = all(torch.equal(a, b) for a, b in pairs)
+        for part in (self.encoder.trunk, self.teacher.trunk):
+            fold_batch_norms(part)
+        if shared:
+            self.stem = nn.Sequential(*self.encoder.stem())
+            for e, stem in zip((self.encoder, self.teacher), stems, strict=True):
+                for name in stem:
+                    setattr(e.trunk, name, nn.Identity())
+
+    def forward(self, images: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """(B, 3, H, W) RGB in [0, 1] to both pyramids of features."""
+        x = self.stem(self.encoder.normalise(images))
+        return self.encoder(x), self.teacher(x)
+
+
+def head_of(network: Network) -> nn.Module:
+    """The head with the least work that gives the network's evidence.
+
+    ``DominanceHead`` leaves out the floor of the variance, so it must be out of reach.
+    """
+    if network.fused is None:
+        return TokenHead(network)
+    _, C = linear_forms(network.gps)
+    least = 2 + float(torch.linalg.eigvalsh(C)[0])
+    if network.evidence == "dominance" and least < network.floor:
+        return TokenHead(network)
+    return DominanceHead(network)
+
+
+class DominanceHead(nn.Module):
+    """Features to the linear-kernel dominance, without a token of D dimensions.
+
+    With t = c / |c| the summed variance is t^T (2 I + C) t (see ``gp.linear_forms``), and 2 I + C
+    has a Cholesky factor U^T U since variances are positive. So, with s = U c and b = U^-T beta,
+
+        g = beta . c / sqrt(c^T U^T U c) = b . s / |s|,
+
+    in which the length of c has gone. s is the sum of what the stages give, each made at its own
+    resolution and then upsampled. Coordinates are those of a QR factorisation of the projections,
+    finest stage first, so that the first stage gives C_1 entries of s alone, the second C_1 + C_2.
+    The entries that the coarsest stage alone gives are needed for their length only.
+
+    Args:
+        network: trained, with the linear kernel.
+    """
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        phi = [weight.double().flatten(1) for weight in network.projection.state_dict().values()]
+        Q, R = torch.linalg.qr(torch.cat(phi, dim=1))
+        beta, C = linear_forms(network.gps)
+        second = torch.eye(Q.shape[1], dtype=torch.float64, device=Q.device)
+        if network.evidence == "dominance":
+            second = 2 * second + Q.mT @ C @ Q
+        U = torch.linalg.cholesky(second).mT
+        b = torch.linalg.solve_triangular(U.mT, (Q.mT @ beta)[:, None], upper=False).mT
+        ends = [0, *torch.tensor([p.shape[1] for p in phi]).cumsum(0).tolist()]
+        self.entries = [min(end, len(U)) for end in ends[1:]]
+        """How many entries of s each stage gives, counted from the first."""
+        lengths, parts = [], []
+        for first, last, k in zip(ends[:-1], ends[1:], self.entries, strict=True):
+            lengths.append(pointwise(R[:k, first:last]))
+            own = U[:k, :k]
+            parts.append(pointwise(torch.cat([b[:, :k] @ own, own])))
+        self.lengths, self.parts = nn.ModuleList(lengths), nn.ModuleList(parts)
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        """(B, C_l, H_l, W_l) of three stages to the evidence (B, H_1, W_1)."""
+        size = (features[0].shape[-2], features[0].shape[-1])
+        fine, middle, coarse = (
+            to_part(functional.normalize(to_length(feature), dim=1))
+            for to_length, to_part, feature in zip(self.lengths, self.parts, features, strict=True)
+        )  # of each: b . s, then s
+        near, both = self.entries[0] + 1, self.entries[1] + 1
+        shared = bilinear(middle, size) + bilinear(coarse[:, :both], size)
+        every = fine + shared[:, :near]
+        squares = every[:, 1:].square().sum(1)
+        if both > near:
+            squares = squares + shared[:, near:].square().sum(1)
+        if self.entries[2] + 1 > both:
+            squares = squares + square_of_bilinear(coarse[:, both:], size)
+        dominance: Tensor = every[:, 0] / squares.sqrt()
+        return dominance
+
+
+def bilinear(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """(B, C, h, w) to (B, C, H, W)."""
+    return functional.interpolate(maps, size=size, mode="bilinear", align_corners=False)
+
+
+def square_of_bilinear(vectors: Tensor, size: tuple[int, int]) -> Tensor:
+    """Squared lengths (B, H, W) of vectors (B, C, h, w) after bilinear upsampling, without it.
+
+    Between two neighbours p and q at distances a and 1 - a the square of the interpolation is
+    (1 - a)^2 p.p + 2 a (1 - a) p.q + a^2 q.q, and likewise along the other axis: products of
+    neighbours, on a lattice of (2 h - 1, 2 w - 1), are all that is needed.
+    """
+    left, right = vectors[..., :-1], vectors[..., 1:]
+    along = _laid_between(vectors.square().sum(1), (left * right).sum(1), dim=2)
+    upper, lower = vectors[..., :-1, :], vectors[..., 1:, :]
+    crossed = upper[..., :-1] * lower[..., 1:] + upper[..., 1:] * lower[..., :-1]
+    between = _laid_between((upper * lower).sum(1), crossed.sum(1) / 2, dim=2)
+    lattice = _laid_between(along, between, dim=1)
+    rows, columns = (
+        _second_degree(vectors.shape[axis], target, vectors)
+        for axis, target in zip((2, 3), size, strict=True)
+    )
+    return rows @ lattice @ columns.mT
+
+
+def _laid_between(values: Tensor, between: Tensor, dim: int) -> Tensor:
+    """n values along a dimension with the n - 1 others laid between them."""
+    padding = [0, 0] * (values.ndim - 1 - dim) + [0, 1]
+    pairs = torch.stack([values, functional.pad(between, padding)], dim=dim + 1)
+    return pairs.flatten(dim, dim + 1).narrow(dim, 0, 2 * values.shape[dim] - 1)
+
+
+def _second_degree(inputs: int, outputs: int, like: Tensor) -> Tensor:
+    """(outputs, 2 inputs - 1): Bernstein weights of the lattice at each upsampled place."""
+    at = (
+        (torch.arange(outputs, dtype=like.dtype, device=like.device) + 0.5) * (inputs / outputs)
+        - 0.5
+    ).clamp(0, inputs - 1)
+    before = at.floor().clamp_max(max(inputs - 2, 0))
+    a = (at - before)[:, None]
+    place = torch.arange(2 * inputs - 1, dtype=like.dtype, device=like.device) - 2 * before[:, None]
+    return (place == 0) * (1 - a) ** 2 + (place == 1) * 2 * a * (1 - a) + (place == 2) * a**2
+
+
+class TokenHead(nn.Module):
+    """Features to evidence by way of the tokens, for whatever has no ``DominanceHead``."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.projection = copy.deepcopy(network.projection)
+        self.gps = copy.deepcopy(network.gps)
+        self.floor, self.evidence = network.floor, network.evidence
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        """(B, C_l, H_l, W_l) of three stages to the evidence (B, H_1, W_1)."""
+        tokens = self.projection(features)
+        return evidence_at(self.gps, tokens.flatten(0, 2), self.floor, self.evidence).view(
+            tokens.shape[:3]
+        )
+
+
+class SurprisalTable(nn.Module):
+    """The surprisal of Eq. 27 read off a table, linear between its entries.
+
+    Entries are evenly spaced on y = z / (1 + |z|), z being the distance from the median in
+    quartile ranges: finest where scores are dense, and all of the tail is within reach.
+
+    Args:
+        tail: of the fused normal scores.
+        size: number of entries.
+    """
+
+    def __init__(self, tail: NormalTail, size: int = TABLE_SIZE) -> None:
+        super().__init__()
+        scores = tail.scores.double().cpu()
+        quarters = scores[(torch.tensor([0.25, 0.5, 0.75]) * (len(scores) - 1)).long()]
+        self.centre = float(quarters[1])
+        self.scale = max(float(quarters[2] - quarters[0]), 1e-6)
+        z = (scores[[0, -1]] - self.centre) / self.scale
+        first, last = (z / (1 + z.abs())).tolist()
+        if not math.isnan(tail.shape):
+            last = 1 - 2**-20  # a fitted tail goes on rising
+        last = max(last, first + 2**-20)
+        self.first, self.step = first, (size - 1) / (last - first)
+        y = torch.linspace(first, last, size, dtype=torch.float64)
+        U = self.centre + self.scale * y / (1 - y.abs())
+        U[-1] = max(float(U[-1]), float(scores[-1]))  # not short of it by rounding
+        self.register_buffer("values", surprisal(U, tail._replace(scores=scores)).float())
+        self.values: Tensor
+
+    def forward(self, fused: Tensor) -> Tensor:
+        """Fused scores of any shape to surprisals, in nats."""
+        z = (fused.flatten() - self.centre) / self.scale
+        place = (z / (1 + z.abs()) - self.first) * self.step
+        place = place.clamp(0, len(self.values) - 1)
+        lower = place.int().clamp_max(len(self.values) - 2)
+        left = self.values.index_select(0, lower)
+        right = self.values.index_select(0, lower + 1)
+        return torch.lerp(left, right, place - lower).view(fused.shape)
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """Cosines over the channels of (B, C, h, w), (B, h, w)."""
+    lengths = (a.square().sum(1) * b.square().sum(1)).sqrt()
+    return (a * b).sum(1) / lengths.clamp_min(1e-12)
+
+
+def pointwise(weight: Tensor) -> nn.Conv2d:
+    """A 1 x 1 convolution with a given matrix (outputs, inputs)."""
+    layer = nn.Conv2d(weight.shape[1], weight.shape[0], kernel_size=1, bias=False)
+    layer.weight.data = weight.float()[:, :, None, None].to(memory_format=torch.channels_last)
+    return layer
+
+
+class _Tracer(fx.Tracer):
+    """Convolutions and batch norms stay whole, whoever's they are."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        whole = isinstance(m, nn.Conv2d | nn.modules.batchnorm._BatchNorm)
+        return whole or super().is_leaf_module(m, module_qualified_name)
+
+
+def fold_batch_norms(module: nn.Module) -> None:
+    """Fold each batch norm that follows a convolution into it, in place, for evaluation mode.
+
+    A module whose order cannot be traced stays as it is.
+    """
+    try:
+        nodes = _Tracer().trace(module).nodes
+    except Exception:  # tracing runs foreign code and may raise anything; unfolded is right too
+        return
+    parts = dict(module.named_modules())
+    for node in nodes:
+        norm, source = parts.get(str(node.target)), node.args[0] if node.args else None
+        if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or not isinstance(source, fx.Node):
+            continue
+        conv = parts.get(str(source.target))
+        if not isinstance(conv, nn.Conv2d) or len(source.users) > 1:
+            continue
+        if norm.running_mean is None or norm.running_var is None:
+            continue
+        conv.weight, conv.bias = fuse_conv_bn_weights(
+            conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps,
+            norm.weight, norm.bias,
+        )  # fmt: skip
+        parent, _, name = str(node.target).rpartition(".")
+        # timm's batch norms carry the activation that follows them
+        setattr(module.get_submodule(parent), name, getattr(norm, "act", nn.Identity()))

@@ -22,7 +22,7 @@ from cdgp.data import audit, datasets, images, layouts, splits
 from cdgp.data.manifest import Manifest, read_csv
 from cdgp.errors import CdgpError, DataError, LeakError, ModelFileError, PictureError, SettingsError
 from cdgp.evaluation import evaluate, pixel_metrics, true_mask
-from cdgp.inference import resized
+from cdgp.inference import load, resized
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import read_settings
 from cdgp.progress import Quiet
@@ -497,25 +497,42 @@ def test_untrusted_model_files(
 # ------------------------------------------------------------------------- prediction and settings
 
 
-def test_batches_paths_and_arrays_agree(cases: Path, tiny_run: Run) -> None:
-    """What the export must keep: the same numbers from a path, an array and any batch."""
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_exported_numbers(cases: Path, tiny_run: Run, tmp_path: Path, suffix: str) -> None:
+    """The same from torch and a runtime, a path and an array, in any batch."""
     case = cases / "export-parity"
-    detector, truth = tiny_run.detector, facts(case)
+    truth, target = facts(case), {".onnx": "onnx", ".xml": "openvino"}[suffix]
+    out = tmp_path / f"a{suffix}"
+    done = cdgp("export", tiny_run.folder, "--to", target, "--out", out, "--quiet")
+    assert done.exit_code == 0, done.output
+    native, other = tiny_run.detector, load(out)
     paths = sorted((case / "images").iterdir())
     assert len(paths) == truth["n"]
-    size = detector.settings.input_size
-    inputs = torch.stack([images.to_input(images.read_picture(p), size) for p in paths])
-    with torch.inference_mode():
-        alone = [detector.model.network(x[None]) for x in inputs]
-        for batch in truth["batch_sizes"]:
-            together = detector.model.network(inputs[:batch])
-            for part, values in enumerate(together):
-                expected = torch.cat([one[part] for one in alone[:batch]])
-                assert torch.allclose(values, expected, atol=truth["tolerance"])
     for path in paths:
-        a, b = detector.predict(path), detector.predict(np.asarray(Image.open(path)))
-        np.testing.assert_array_equal(a.anomaly_map, b.anomaly_map)
-        assert a.pred_score == b.pred_score
+        a, b = native.predict(path), other.predict(path)
+        c = other.predict(np.asarray(Image.open(path)))
+        np.testing.assert_array_equal(b.anomaly_map, c.anomaly_map)
+        assert abs(a.pred_score - b.pred_score) <= truth["tolerance"]
+        assert a.pred_label == b.pred_label
+    size = native.settings.input_size
+    inputs = torch.stack([images.to_input(images.read_picture(p), size) for p in paths])
+    for batch in truth["batch_sizes"]:
+        found, plain = other.runtime.run(inputs[:batch]), native.runtime.run(inputs[:batch])
+        for name in ("fused", "pooled", "pred_score"):
+            a, b = getattr(found, name), getattr(plain, name)
+            spread = max(1.0, float(b.max() - b.min()))
+            assert float((a - b).abs().max()) <= truth["tolerance"] * spread
+    swapped = other.runtime.run(inputs.flip(1)).fused - native.runtime.run(inputs).fused
+    assert float(swapped.abs().max()) > 1e-2
+    rows = torch.stack([
+        torch.nn.functional.interpolate(
+            torch.from_numpy(images.read_picture(p)).permute(2, 0, 1)[None], size, mode="bilinear"
+        )[0]
+        for p in paths
+    ])  # fmt: skip
+    coarse = other.runtime.run(rows).fused - native.runtime.run(inputs).fused
+    assert float(coarse.abs().max()) > 1e-2
+    assert "antialiasing" in other.card.export["input"]["resize"]
 
 
 TOML = {

@@ -9,6 +9,7 @@ from cdgp.cli.check import check
 from cdgp.cli.common import INTERRUPTED, escape_unprintable, say
 from cdgp.cli.demo import demo
 from cdgp.cli.evaluate import evaluate
+from cdgp.cli.export import export
 from cdgp.cli.predict import predict
 from cdgp.cli.train import train
 
@@ -26,6 +27,7 @@ app.command()(check)
 app.command()(train)
 app.command()(predict)
 app.command()(evaluate)
+app.command()(export)
 app.command()(demo)
 app.command()(benchmark)
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from timm.layers.conv2d_same import Conv2dSame
 from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_weights
@@ -119,16 +120,21 @@ class Encoders(nn.Module):
         super().__init__()
         self.encoder, self.teacher = copy.deepcopy(encoder), copy.deepcopy(teacher)
         self.stem: nn.Module = nn.Identity()
-        stems = [nn.ModuleDict(dict(e.named_stem())) for e in (self.encoder, self.teacher)]
-        pairs = zip(*(stem.state_dict().values() for stem in stems), strict=True)
-        shared = all(torch.equal(a, b) for a, b in pairs)
+        names = [name for name, _ in encoder.named_stem()]
+        own = teacher.trunk.state_dict()
+        shared = all(
+            torch.equal(value, own[key])
+            for key, value in encoder.trunk.state_dict().items()
+            if key.split(".")[0] in names
+        )
         for part in (self.encoder.trunk, self.teacher.trunk):
             fold_batch_norms(part)
+            fix_padding(part)
         if shared:
             self.stem = nn.Sequential(*self.encoder.stem())
-            for e, stem in zip((self.encoder, self.teacher), stems, strict=True):
-                for name in stem:
-                    setattr(e.trunk, name, nn.Identity())
+            for name in names:
+                setattr(self.encoder.trunk, name, nn.Identity())
+                setattr(self.teacher.trunk, name, nn.Identity())
 
     def forward(self, images: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """(B, 3, H, W) RGB in [0, 1] to both pyramids of features."""
@@ -287,21 +293,21 @@ class SurprisalTable(nn.Module):
         z = (scores[[0, -1]] - self.centre) / self.scale
         first, last = (z / (1 + z.abs())).tolist()
         if not math.isnan(tail.shape):
-            last = 1 - 2**-20  # a fitted tail goes on rising
-        last = max(last, first + 2**-20)
-        self.first, self.step = first, (size - 1) / (last - first)
-        y = torch.linspace(first, last, size, dtype=torch.float64)
+            last = 1 - 2**-18  # a fitted tail goes on rising
+        # One step beyond either end, so that the first and the last score are not ends themselves.
+        step = max(last - first, 2**-12) / (size - 3)
+        self.first, self.steps = first - step, 1 / step
+        y = self.first + step * torch.arange(size, dtype=torch.float64)
         U = self.centre + self.scale * y / (1 - y.abs())
-        U[-1] = max(float(U[-1]), float(scores[-1]))  # not short of it by rounding
         self.register_buffer("values", surprisal(U, tail._replace(scores=scores)).float())
         self.values: Tensor
 
     def forward(self, fused: Tensor) -> Tensor:
         """Fused scores of any shape to surprisals, in nats."""
         z = (fused.flatten() - self.centre) / self.scale
-        place = (z / (1 + z.abs()) - self.first) * self.step
+        place = (z / (1 + z.abs()) - self.first) * self.steps
         place = place.clamp(0, len(self.values) - 1)
-        lower = place.int().clamp_max(len(self.values) - 2)
+        lower = place.int().clamp(0, len(self.values) - 2)
         left = self.values.index_select(0, lower)
         right = self.values.index_select(0, lower + 1)
         return torch.lerp(left, right, place - lower).view(fused.shape)
@@ -354,3 +360,25 @@ def fold_batch_norms(module: nn.Module) -> None:
         parent, _, name = str(node.target).rpartition(".")
         # timm's batch norms carry the activation that follows them
         setattr(module.get_submodule(parent), name, getattr(norm, "act", nn.Identity()))
+
+
+def fix_padding(module: nn.Module) -> None:
+    """Give TensorFlow-style convolutions the padding that they work out anew for every input.
+
+    It depends on the size unless this is a multiple of the stride, which inputs here are at every
+    layer.
+    """
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, Conv2dSame):
+            sides = zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)
+            total = [max(d * (k - 1) + 1 - s, 0) for k, s, d in sides]
+            top, left = (side // 2 for side in total)
+            padding = nn.ZeroPad2d((left, total[1] - left, top, total[0] - top))
+            conv = nn.Conv2d(
+                layer.in_channels, layer.out_channels, (layer.kernel_size[0], layer.kernel_size[1]),
+                (layer.stride[0], layer.stride[1]), 0, (layer.dilation[0], layer.dilation[1]),
+                layer.groups, layer.bias is not None,
+            )  # fmt: skip
+            conv.weight, conv.bias = layer.weight, layer.bias
+            parent, _, own = name.rpartition(".")
+            setattr(module.get_submodule(parent), own, nn.Sequential(padding, conv))

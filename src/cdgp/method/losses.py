@@ -1,7 +1,5 @@
 """The three losses of the Dual GP (Eq. 13-19)."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -13,8 +11,9 @@ TOP_SHARE = 0.05
 
 def log_mean_exp(values: Tensor, sharpness: float) -> Tensor:
     """(1/r) log mean exp(r v) over the last dimension (Eq. 28)."""
-    count = values.shape[-1]
-    return (torch.logsumexp(sharpness * values, dim=-1) - math.log(count)) / sharpness
+    largest = values.amax(-1, keepdim=True)
+    # A mean and no logarithm of a count, which an exported graph of free size would freeze.
+    return largest[..., 0] + (sharpness * (values - largest)).exp().mean(-1).log() / sharpness
 
 
 def bag_margin(margins: Tensor, pooling: str, sharpness: float) -> Tensor:

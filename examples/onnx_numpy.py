@@ -1,0 +1,36 @@
+"""Score one picture with an exported model, using onnxruntime and numpy alone.
+
+    cdgp export runs/parts --to onnx --out parts.onnx
+    python examples/onnx_numpy.py parts.onnx picture.npy     # (H, W, 3) RGB, uint8
+
+The file says itself what it takes and when a part is defective; only the resize is done here.
+"""
+
+import json
+import sys
+
+import numpy as np
+import onnxruntime
+
+
+def weights(inputs: int, outputs: int) -> np.ndarray:
+    """(outputs, inputs): bilinear with antialiasing, a triangle as wide as an output pixel."""
+    scale = inputs / outputs
+    centres = (np.arange(outputs)[:, None] + 0.5) * scale
+    distance = np.abs(np.arange(inputs) + 0.5 - centres) / max(scale, 1)
+    triangle = np.maximum(0, 1 - distance)
+    return (triangle / triangle.sum(1, keepdims=True)).astype(np.float32)
+
+
+session = onnxruntime.InferenceSession(sys.argv[1])
+about = session.get_modelmeta().custom_metadata_map
+height, width = json.loads(about["settings"])["input_size"]
+threshold = json.loads(about["decision"])["threshold"]
+
+picture = np.load(sys.argv[2]).astype(np.float32) / 255
+rows, columns = weights(picture.shape[0], height), weights(picture.shape[1], width)
+image = np.einsum("hy,yxc,wx->chw", rows, picture, columns, optimize=True)[None]
+score, anomaly_map = session.run(["pred_score", "anomaly_map"], {"images": image})
+y, x = np.unravel_index(anomaly_map[0].argmax(), anomaly_map[0].shape)
+print("defective" if score[0] > threshold else "good", f"{score[0]:.6f}")
+print(f"most anomalous at x = {x / width:.3f}, y = {y / height:.3f} of the picture's sides")

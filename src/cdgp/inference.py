@@ -221,16 +221,22 @@ def as_picture(array: NDArray[Any], white_level: int) -> NDArray[np.float32]:
 
 def find_regions(surprisal: NDArray[np.float32], level: float) -> tuple[Region, ...]:
     """8-connected parts of an (H, W) map above a level, highest peak first."""
-    labels, count = ndimage.label(surprisal > level, structure=np.ones((3, 3)))
-    if not count:
+    above = surprisal > level
+    if not above.any():
         return ()
-    index = np.arange(1, count + 1)
-    areas = np.bincount(labels.ravel(), minlength=count + 1)[1:]
-    peaks = ndimage.maximum(surprisal, labels, index)
+    # Most of a picture is quiet: only the box around what is not has to be labelled.
+    top, bottom = np.flatnonzero(above.any(1))[[0, -1]]
+    left, right = np.flatnonzero(above.any(0))[[0, -1]]
+    box = above[top : bottom + 1, left : right + 1]
+    labels, count = ndimage.label(box, structure=np.ones((3, 3)))
+    inside = labels[box] - 1
+    areas = np.bincount(inside, minlength=count)
+    peaks = np.full(count, -np.inf, surprisal.dtype)
+    np.maximum.at(peaks, inside, surprisal[top : bottom + 1, left : right + 1][box])
     regions = [
         Region(
-            x=int(columns.start),
-            y=int(rows.start),
+            x=int(left + columns.start),
+            y=int(top + rows.start),
             width=int(columns.stop - columns.start),
             height=int(rows.stop - rows.start),
             area=int(area),

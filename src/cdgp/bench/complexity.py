@@ -75,10 +75,10 @@ def _measure(
     start_peak_memory(device)
     seconds = []
     for index in range(WARM_UPS + TIMED):
-        _wait(device)
+        wait_for(device)
         began = time.perf_counter()
         pipeline.run(image)
-        _wait(device)
+        wait_for(device)
         if index >= WARM_UPS:
             seconds.append(time.perf_counter() - began)
     peak, of = peak_memory(device)
@@ -95,7 +95,7 @@ def _measure(
     }  # fmt: skip
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
     """Until the device has done what it was told."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from cdgp.cli.bench_latency import bench_latency
 from cdgp.cli.benchmark import benchmark
 from cdgp.cli.check import check
 from cdgp.cli.common import INTERRUPTED, escape_unprintable, say
@@ -30,6 +31,7 @@ app.command()(evaluate)
 app.command()(export)
 app.command()(demo)
 app.command()(benchmark)
+app.command()(bench_latency)
 
 
 def show_version(wanted: bool) -> None:

@@ -75,12 +75,14 @@ class EvidenceGraph(nn.Module):
     def forward(self, images: Tensor) -> Evidence:
         """(B, 3, H, W) float32 RGB in [0, 1] to the evidence of both branches."""
         tuned, frozen = self.encoders(images)
-        sizes = [(f.shape[-2], f.shape[-1]) for f in frozen]
-        rebuilt = self.student(frozen[2], sizes)
-        stages = [1 - cosine(t, s) for t, s in zip(frozen, rebuilt, strict=True)]
         dominance = self.head(tuned)
         pooled = log_mean_exp(dominance.flatten(1), self.sharpness)
-        return Evidence(dominance, residual_map(stages), pooled)
+        return Evidence(dominance, self.residual(frozen), pooled)
+
+    def residual(self, frozen: Sequence[Tensor]) -> Tensor:
+        """The teacher's features of three stages to the residual map (B, H/4, W/4)."""
+        rebuilt = self.student(frozen[2], [(f.shape[-2], f.shape[-1]) for f in frozen])
+        return residual_map([1 - cosine(t, s) for t, s in zip(frozen, rebuilt, strict=True)])
 
 
 class InferenceGraph(nn.Module):

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import shutil
 
 import pytest
 import timm
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cdgp.errors import TrainingError
 from cdgp.method.backbone import Encoder, load_weights
 from cdgp.method.calibration import NormalTail, fit_tail, surprisal
 from cdgp.method.detector import Network, calibrated
@@ -29,7 +31,10 @@ from cdgp.method.graph import (
 from cdgp.method.kernels import spherical_rbf
 from cdgp.method.student import ReverseStudent
 from cdgp.method.tokens import TokenProjection
-from cdgp.training.fit import Run
+from cdgp.presets import InferenceSettings
+from cdgp.runtimes import TorchRuntime
+from cdgp.training.fit import Run, check_inference
+from cdgp.training.pictures import Pictures
 from test_gp import random_gp, random_pair, unit_tokens
 
 LITE = "tf_efficientnet_lite0"
@@ -240,3 +245,38 @@ def test_variance_stays_above_the_least_floor() -> None:
     Z = unit_tokens(1, 8, 0).repeat(32, 1)
     gp = random_gp(Z, random_pair(0, 0.0, torch.float64).normal.kernel, 1, 0.0)  # type: ignore[union-attr]
     assert float(gp(Z[:1]).variance) == pytest.approx(1e-3 / (32 + 1e-3), rel=1e-3)
+
+
+@pytest.mark.parametrize("inference", [{"precision": "bfloat16"}, {"mode": "compiled"}])
+def test_other_precision_and_mode(tiny_run: Run, inference: dict[str, str]) -> None:
+    """Both work on a processor too, where they are not used by themselves."""
+    if inference.get("mode") == "compiled" and shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler, and g++ is not here")
+    model, cpu = tiny_run.detector.model, torch.device("cpu")
+    chosen = InferenceSettings.model_validate(inference)
+    images = random_pictures(2, model.settings.input_size)
+    plain, found = (
+        TorchRuntime(model, cpu).run(images),
+        TorchRuntime(model, cpu, chosen).run(images),
+    )
+    if chosen.precision == "float32":
+        torch.testing.assert_close(found.fused, plain.fused, atol=1e-4, rtol=1e-5)
+    else:
+        assert found.fused.dtype == torch.float32
+        moved = (found.fused - plain.fused).abs()
+        assert float(moved.max()) > 1e-4 and float(moved.mean()) < 0.2 * float(plain.fused.std())
+    torch.testing.assert_close(found.pred_score, plain.pred_score, atol=0.01, rtol=0)
+
+
+def test_inference_is_checked_before_the_model_is_written(tiny_run: Run) -> None:
+    model, cpu = tiny_run.detector.model, torch.device("cpu")
+    samples = tiny_run.manifest.weak_split().calibration
+    pictures = Pictures(samples, model.settings.input_size, 65535)
+    fast = TorchRuntime(model, cpu, InferenceSettings(precision="bfloat16"))
+    told = check_inference(fast, model, pictures, cpu)
+    assert told["fused"] > 1e-4 and told["decisions_changed"] == 0
+    fast.graph.calibration = model.calibration._replace(
+        image=model.calibration.image._replace(intercept=model.calibration.image.intercept + 1)
+    )
+    with pytest.raises(TrainingError, match=r"bfloat16.*--resume"):
+        check_inference(fast, model, pictures, cpu)

@@ -27,8 +27,8 @@ ALLOWED["inference"] = ALLOWED["runtimes"] | {"runtimes"}
 ALLOWED["export"] = ALLOWED["inference"] | {"inference"}
 ALLOWED["evaluation"] = BASE | {"artifact", "inference"}
 ALLOWED["ledger"] = ALLOWED["evaluation"] | {"evaluation"}
-ALLOWED["training"] = BASE | {"artifact", "inference"}
-ALLOWED["bench"] = BASE | {"artifact", "inference", "evaluation", "training"}
+ALLOWED["training"] = BASE | {"artifact", "inference", "runtimes"}
+ALLOWED["bench"] = BASE | {"artifact", "inference", "runtimes", "evaluation", "training"}
 ALLOWED["report"] = ALLOWED["bench"] | {"bench"}
 ALLOWED["cli"] = ALLOWED["report"] | {"report", "ledger", "export"}
 

@@ -81,7 +81,9 @@ class Detector:
     def of(cls, model: artifact.Model, device: torch.device | None = None) -> "Detector":
         """A detector that runs in torch, on the GPU where there is one and nothing is said."""
         device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(card_of(model), TorchRuntime(model, device), model)
+        # A laptop that opens a model made for a GPU runs it as any other.
+        chosen = model.settings.inference if device.type == "cuda" else None
+        return cls(card_of(model), TorchRuntime(model, device, chosen), model)
 
     @property
     def model(self) -> artifact.Model:

@@ -160,6 +160,19 @@ class DecisionSettings(_Section):
     """Pixels whose normal-tail probability is below this form the reported regions."""
 
 
+class InferenceSettings(_Section):
+    """How the trained model runs in torch on a GPU; on a processor it is float32, step by step.
+
+    Whatever is not the default is compared with float32 on the calibration pictures before the
+    model is written.
+    """
+
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the networks; calibration stays in float32."""
+    mode: Literal["eager", "compiled", "graph"] = "eager"
+    """``compiled`` is ``torch.compile``; ``graph`` replays a CUDA graph."""
+
+
 class Settings(_Section):
     """The whole configuration of one run."""
 
@@ -174,6 +187,7 @@ class Settings(_Section):
     student: StudentSettings
     calibration: CalibrationSettings
     decision: DecisionSettings = DecisionSettings()
+    inference: InferenceSettings = InferenceSettings()
 
     @model_validator(mode="after")
     def _consistent(self) -> "Settings":

@@ -5,7 +5,7 @@ else a prediction needs is the ``Card`` that an exported file carries.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +17,7 @@ from cdgp.artifact import Decision, Model, decision_of, image_calibrator_of
 from cdgp.errors import CdgpError, ModelFileError, SettingsError
 from cdgp.method.calibration import ImageCalibrator
 from cdgp.method.graph import EvidenceGraph, InferenceGraph, Outputs
-from cdgp.presets import Settings, settings_from_json
+from cdgp.presets import InferenceSettings, Settings, settings_from_json
 
 FORMAT = "cdgp-export"
 VERSION = 1
@@ -52,23 +52,54 @@ class Runtime(Protocol):
 
 
 class TorchRuntime:
-    """The graph in torch, in float32.
+    """The graph in torch.
 
     Args:
         model: a trained model.
         device: where it runs.
+        inference: precision and mode; float32 and eager where None.
     """
 
     name = "torch"
 
-    def __init__(self, model: Model, device: torch.device) -> None:
+    def __init__(
+        self, model: Model, device: torch.device, inference: InferenceSettings | None = None
+    ) -> None:
         self.device = device
-        self.graph = InferenceGraph(EvidenceGraph(model.network), model.calibration).to(device)
+        self.inference = inference or InferenceSettings()
+        precision = getattr(torch, self.inference.precision)
+        self.graph = InferenceGraph(EvidenceGraph(model.network, precision), model.calibration)
+        self.graph.to(device)
+        self._run: Callable[[Tensor], Outputs] = self.graph
+        if self.inference.mode == "compiled":
+            self._run = torch.compile(self.graph)
+        self._replayed: dict[torch.Size, tuple[Tensor, Outputs, Any]] = {}
 
     @torch.inference_mode()
     def run(self, images: Tensor) -> Outputs:
         images = images.to(self.device).contiguous(memory_format=torch.channels_last)
-        return Outputs(*(part.float().cpu() for part in self.graph(images)))
+        replay = self.inference.mode == "graph" and self.device.type == "cuda"
+        found = self._replay(images) if replay else self._run(images)
+        return Outputs(*(part.float().cpu() for part in found))
+
+    def _replay(self, images: Tensor) -> Outputs:
+        """The same by a CUDA graph, recorded once for each shape of input."""
+        if images.shape not in self._replayed:
+            kept = images.clone(memory_format=torch.channels_last)
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):  # libraries plan and take their memory before the recording
+                    self._run(kept)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                found = self._run(kept)
+            self._replayed[images.shape] = kept, found, graph
+        kept, found, graph = self._replayed[images.shape]
+        kept.copy_(images)
+        graph.replay()
+        return found
 
 
 class OnnxRuntime:

@@ -13,6 +13,7 @@ What is saved, none of it at the cost of the result:
 import copy
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -59,10 +60,13 @@ class EvidenceGraph(nn.Module):
 
     Args:
         network: trained.
+        precision: of the encoders and the student. Where their features meet, small differences
+            count, so the head and the residual are always in float32.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, precision: torch.dtype = torch.float32) -> None:
         super().__init__()
+        self.precision = precision
         self.encoders = Encoders(network.encoder, network.teacher)
         self.head = head_of(network)
         self.student = copy.deepcopy(network.student)
@@ -74,15 +78,23 @@ class EvidenceGraph(nn.Module):
 
     def forward(self, images: Tensor) -> Evidence:
         """(B, 3, H, W) float32 RGB in [0, 1] to the evidence of both branches."""
-        tuned, frozen = self.encoders(images)
-        dominance = self.head(tuned)
+        with self._cast(images):
+            tuned, frozen = self.encoders(images)
+        dominance = self.head([f.float() for f in tuned])
         pooled = log_mean_exp(dominance.flatten(1), self.sharpness)
         return Evidence(dominance, self.residual(frozen), pooled)
 
     def residual(self, frozen: Sequence[Tensor]) -> Tensor:
         """The teacher's features of three stages to the residual map (B, H/4, W/4)."""
-        rebuilt = self.student(frozen[2], [(f.shape[-2], f.shape[-1]) for f in frozen])
-        return residual_map([1 - cosine(t, s) for t, s in zip(frozen, rebuilt, strict=True)])
+        with self._cast(frozen[2]):
+            rebuilt = self.student(frozen[2], [(f.shape[-2], f.shape[-1]) for f in frozen])
+        pairs = zip(frozen, rebuilt, strict=True)
+        return residual_map([1 - cosine(t.float(), s.float()) for t, s in pairs])
+
+    def _cast(self, images: Tensor) -> AbstractContextManager[object]:
+        if self.precision == torch.float32:
+            return nullcontext()
+        return torch.autocast(images.device.type, self.precision)
 
 
 class InferenceGraph(nn.Module):

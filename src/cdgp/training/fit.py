@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import platform
 import shutil
@@ -20,7 +21,7 @@ from cdgp.data import layouts
 from cdgp.data.audit import Audit, Looks, audit
 from cdgp.data.manifest import Manifest, absolute
 from cdgp.data.splits import hashed, split
-from cdgp.errors import DataError, OutputError, SettingsError
+from cdgp.errors import DataError, OutputError, SettingsError, TrainingError
 from cdgp.files import (
     RESULT_FOLDERS,
     refuse_replacing,
@@ -33,9 +34,10 @@ from cdgp.method.calibration import image_logit
 from cdgp.method.detector import Calibration
 from cdgp.method.graph import EvidenceGraph
 from cdgp.metrics.reliability import false_reject_threshold
-from cdgp.presets import DecisionSettings, Settings, settings_from_json
+from cdgp.presets import DecisionSettings, InferenceSettings, Settings, settings_from_json
 from cdgp.presets import settings as preset_settings
 from cdgp.progress import Progress, Quiet
+from cdgp.runtimes import TorchRuntime
 from cdgp.training.calibrate import CalibrationEvidence, collect_evidence, fit_calibration
 from cdgp.training.loop import json_log, new_fabric
 from cdgp.training.pictures import Pictures
@@ -56,6 +58,8 @@ WITHOUT_CALIBRATION = (
     "a class has too few pictures to set some aside, so the calibration rests on the training "
     "pictures themselves: probabilities are surer than they should be"
 )
+MOST_MOVED = 0.01
+"""Most that a probability may move in another precision or mode than float32, eager."""
 STATES = "state"
 """Folder of a run that holds the training state until the model is written."""
 
@@ -161,7 +165,42 @@ def train(
          "intercept": calibration.image.intercept, "notes": calibration.image.notes})  # fmt: skip
     decision = decide(collected, calibration, settings.decision)
     made = provenance(manifest, dual.separation)
-    return Model(network, calibration, decision, settings, made), dual.separation
+    model = Model(network, calibration, decision, settings, made)
+    if fabric.device.type == "cuda" and settings.inference != InferenceSettings():
+        fast = TorchRuntime(model, fabric.device, settings.inference)
+        made["inference"] = check_inference(fast, model, pictures, fabric.device)
+    return model, dual.separation
+
+
+def check_inference(
+    fast: TorchRuntime, model: Model, pictures: Pictures, device: torch.device
+) -> dict[str, float]:
+    """How far another precision or mode is from float32 on the calibration pictures.
+
+    Raises:
+        TrainingError: a probability moves by more than ``MOST_MOVED``, or a decision changes.
+    """
+    plain = TorchRuntime(model, device)
+    moved = {"fused": 0.0, "pooled": 0.0, "pred_score": 0.0}
+    changed = 0
+    for index in range(len(pictures)):
+        image = pictures.input(index)[None]
+        a, b = fast.run(image), plain.run(image)
+        for name in moved:
+            difference = (getattr(a, name) - getattr(b, name)).abs().max()
+            # Not a number is the largest of all differences.
+            moved[name] = max(moved[name], float(difference.nan_to_num(math.inf)))
+        limit = model.decision.threshold
+        changed += bool((a.pred_score > limit) != (b.pred_score > limit))
+    if changed or moved["pred_score"] > MOST_MOVED:
+        chosen = fast.inference
+        raise TrainingError(
+            f"inference.precision = {chosen.precision!r}, inference.mode = {chosen.mode!r}: "
+            f"against float32 a probability moves by {moved['pred_score']:.2g} ({MOST_MOVED:g} is "
+            f"allowed) and {changed} of {len(pictures)} decisions change. The training is kept: "
+            "--resume with --set inference.precision=float32 writes the model"
+        )
+    return moved | {"decisions_changed": float(changed)}
 
 
 def noted(calibration: Calibration, note: str) -> Calibration:
@@ -264,7 +303,7 @@ def check_folder(folder: Path, settings: Settings, resume: bool, overwrite: bool
             started = settings_from_json(config.read_text(encoding="utf-8"), str(config))
             changed = sorted(_differences(started.model_dump(), settings.model_dump()))
             if not (folder / MODEL).is_file():  # no training went into these
-                free = ("decision.", "dual_gp.no_separation")
+                free = ("decision.", "dual_gp.no_separation", "inference.")
                 changed = [key for key in changed if not key.startswith(free)]
             if changed:
                 raise SettingsError(

@@ -1,0 +1,282 @@
+"""The whole pipeline against its floor, the two encoders alone, in every runtime.
+
+    python benchmarks/latency.py --preset lite --preset paper     # processor, two threads
+    python benchmarks/latency.py --preset paper --device cuda     # on a GPU, where there is one
+    python benchmarks/latency.py --table                          # what was measured, as Markdown
+
+Writes docs/results/latency.json. Weights are random: they do not change what is computed, and the
+table of the normal tail has the paper's million scores. "Encoders" are two plain passes, each with
+its batch norms folded in and its own stem; the whole pipeline runs from the network's input to the
+final map at the input's size and the probability. Each round starts a process for each runtime, in
+which single runs of both take turns; all rounds' runs are pooled. On a GPU torch alone is measured:
+float32 and bfloat16, eager, compiled, and replayed as a CUDA graph.
+"""
+
+import argparse
+import contextlib
+import copy
+import io
+import json
+import math
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cdgp.bench.complexity import machine, peak_memory, start_peak_memory, wait_for
+from cdgp.method.backbone import Encoder
+from cdgp.method.calibration import BranchStatistics, ImageCalibrator, NormalTail
+from cdgp.method.detector import Calibration, Network
+from cdgp.method.gp import DualGP, SparseGP
+from cdgp.method.graph import EvidenceGraph, InferenceGraph, fix_padding, fold_batch_norms
+from cdgp.method.kernels import linear
+from cdgp.method.student import ReverseStudent
+from cdgp.method.tokens import TokenProjection
+from cdgp.presets import settings
+
+OUT = Path("docs/results/latency.json")
+SIZE = (256, 256)
+BATCHES = (1, 8)
+ROUNDS, WARM_UPS, RUNS = 3, 3, 12
+RUNTIMES = ("torch", "onnxruntime", "openvino")
+
+
+class Plain(nn.Module):
+    """Two encoders and nothing else."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.encoder = copy.deepcopy(network.encoder)
+        self.teacher = copy.deepcopy(network.teacher)
+        for encoder in (self.encoder, self.teacher):
+            fold_batch_norms(encoder.trunk)
+            fix_padding(encoder.trunk)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        tuned = self.encoder(self.encoder.normalise(images))
+        return (*tuned, *self.teacher(self.teacher.normalise(images)))
+
+
+def built(preset: str) -> tuple[Plain, InferenceGraph]:
+    """Both encoders, and the whole pipeline over them."""
+    torch.manual_seed(0)
+    chosen = settings(preset)  # type: ignore[arg-type]
+    encoder = Encoder(chosen.backbone.name)
+    teacher = copy.deepcopy(encoder)
+    dim, s = chosen.backbone.token_dim, chosen.inducing
+    gps = []
+    for count in (s.normal, s.anomaly):
+        tokens = nn.functional.normalize(torch.randn(count, dim), dim=1)
+        gps.append(SparseGP(tokens, linear, chosen.dual_gp.jitter))
+        gps[-1].m.data.normal_()
+    network = Network(
+        encoder, TokenProjection(encoder.channels, dim), DualGP(*gps), teacher,
+        ReverseStudent(teacher.channels, chosen.student.widths),
+        chosen.calibration.pooling_sharpness, chosen.dual_gp.variance_floor,
+    )  # fmt: skip
+    scores = torch.randn(chosen.calibration.tail_pixels).sort().values
+    tail = NormalTail(scores, math.nan, math.nan, math.nan, chosen.calibration.tail_floor)
+    calibration = Calibration(
+        BranchStatistics(0.0, 1.0), BranchStatistics(0.3, 0.1), tail,
+        ImageCalibrator(0.0, 1.0, 1.0, 0.0), chosen.calibration.fusion_weight,
+        chosen.calibration.image_weight,
+    )  # fmt: skip
+    both, whole = Plain(network), InferenceGraph(EvidenceGraph(network), calibration)
+    for module in (both, whole):
+        module.requires_grad_(False).eval().to(memory_format=torch.channels_last)
+    return both, whole
+
+
+def one(preset: str, batch: int, runtime: str, threads: int) -> dict[str, list[float]]:
+    """Seconds of runs of both, taking turns, in this process."""
+    torch.set_num_threads(threads)
+    parts = dict(zip(("encoders", "whole"), built(preset), strict=True))
+    images = torch.rand(batch, 3, *SIZE)
+    with torch.inference_mode():
+        if runtime == "torch":
+            images = images.contiguous(memory_format=torch.channels_last)
+            runs: dict[str, Callable[[], object]] = {
+                name: lambda m=module: m(images) for name, module in parts.items()
+            }
+        else:
+            runs = {name: exported(module, runtime, images.numpy(), threads)
+                    for name, module in parts.items()}  # fmt: skip
+        return timed(runs, torch.device("cpu"), RUNS)
+
+
+def exported(
+    module: nn.Module, runtime: str, images: np.ndarray, threads: int
+) -> Callable[[], object]:
+    """One run of a module in another runtime, with the options that the product gives it."""
+    batch = torch.export.Dim("batch")
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            module, (torch.rand(2, 3, *SIZE),), dynamo=True, dynamic_shapes=({0: batch},),
+            input_names=["images"], opset_version=18, verbose=False,
+        )  # fmt: skip
+    assert program is not None
+    data = program.model_proto.SerializeToString()
+    if runtime == "onnxruntime":
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = threads, 3
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        return lambda: session.run(None, {"images": images})
+    import openvino
+
+    core = openvino.Core()
+    options = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY",
+               "INFERENCE_PRECISION_HINT": "f32"}  # fmt: skip
+    request = core.compile_model(core.read_model(data), "CPU", options).create_infer_request()
+    return lambda: request.infer({"images": images}, share_inputs=True)
+
+
+def timed(
+    runs: dict[str, Callable[[], object]], device: torch.device, count: int
+) -> dict[str, list[float]]:
+    """Seconds of ``count`` runs of each, taking turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for index in range(WARM_UPS + count):
+        for name, run in runs.items():
+            wait_for(device)
+            began = time.perf_counter()
+            run()
+            wait_for(device)
+            if index >= WARM_UPS:
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def on_processor(presets: list[str], threads: int) -> Iterator[dict[str, Any]]:
+    """A row for each preset, batch and runtime."""
+    pooled: dict[tuple[str, int, str], dict[str, list[float]]] = {}
+    for _ in range(ROUNDS):
+        for preset in presets:
+            for batch in BATCHES:
+                for runtime in RUNTIMES:
+                    command = [sys.executable, __file__, "--one", preset, str(batch), runtime,
+                               str(threads)]  # fmt: skip
+                    done = subprocess.run(command, capture_output=True, text=True, check=True)
+                    kept = pooled.setdefault((preset, batch, runtime), {})
+                    for name, values in json.loads(done.stdout.splitlines()[-1]).items():
+                        kept.setdefault(name, []).extend(values)
+    for (preset, batch, runtime), kept in pooled.items():
+        yield {"device": "cpu", "threads": threads, "precision": "float32", "mode": "eager",
+               **row(preset, batch, runtime, kept)}  # fmt: skip
+
+
+def row(preset: str, batch: int, runtime: str, kept: dict[str, list[float]]) -> dict[str, Any]:
+    both, whole = (1000 * np.array(kept[name]) for name in ("encoders", "whole"))
+    return {
+        "preset": preset, "batch": batch, "runtime": runtime, "runs": len(whole),
+        "ratio": float(np.median(whole) / np.median(both)),
+        "encoders_ms": float(np.median(both)), "whole_ms": float(np.median(whole)),
+        "whole_p95_ms": float(np.percentile(whole, 95)),
+    }  # fmt: skip
+
+
+def in_torch(presets: list[str], device: torch.device, runs: int) -> Iterator[dict[str, Any]]:
+    """Precisions and ways to run on one device; memory where the device tells it."""
+    for preset in presets:
+        both, whole = (module.to(device) for module in built(preset))
+        for batch in BATCHES:
+            images = torch.rand(batch, 3, *SIZE, device=device)
+            images = images.contiguous(memory_format=torch.channels_last)
+            for precision in ("float32", "bfloat16"):
+                for mode in ("eager", "compiled", *(("graph",) if device.type == "cuda" else ())):
+                    parts = {"encoders": both, "whole": whole}
+                    made = {name: way(module, images, precision, mode)
+                            for name, module in parts.items()}  # fmt: skip
+                    start_peak_memory(device)
+                    made["whole"]()
+                    memory, of = peak_memory(device)
+                    kept = timed(made, device, runs)
+                    yield {"device": device.type, "threads": torch.get_num_threads(),
+                           "precision": precision, "mode": mode,
+                           **row(preset, batch, "torch", kept),
+                           "peak_memory_mib": memory, "memory_of": of}  # fmt: skip
+                    torch.compiler.reset()
+
+
+def way(module: nn.Module, images: Tensor, precision: str, mode: str) -> Callable[[], object]:
+    """One run of a module in a precision and a mode."""
+    chosen: Callable[[Tensor], object] = torch.compile(module) if mode == "compiled" else module
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+
+    def run() -> object:
+        with (
+            torch.inference_mode(),
+            torch.autocast(images.device.type, dtype, enabled=precision != "float32"),
+        ):
+            return chosen(images)
+
+    if mode != "graph":
+        return run
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UPS):
+            run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = ["| preset | batch | runtime | whole ÷ encoders | whole, ms (p95) | encoders, ms | n |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for r in found["rows"]:
+        name = r["runtime"] + ("" if (r["precision"], r["mode"]) == ("float32", "eager")
+                               else f", {r['precision']}, {r['mode']}")  # fmt: skip
+        name += "" if r["device"] == "cpu" else f" ({found['machine'].get('device')})"
+        lines.append(
+            f"| {r['preset']} | {r['batch']} | {name} | {r['ratio']:.2f} | {r['whole_ms']:.1f} "
+            f"({r['whole_p95_ms']:.1f}) | {r['encoders_ms']:.1f} | {r['runs']} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--preset", action="append", choices=["lite", "paper"])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--modes", action="store_true", help="torch's precisions and modes instead")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.one:
+        preset, batch, runtime, threads = arguments.one
+        print(json.dumps(one(preset, int(batch), runtime, int(threads))))
+        return
+    if not arguments.table:
+        presets = arguments.preset or ["lite", "paper"]
+        if arguments.device == "cuda" and not torch.cuda.is_available():
+            raise SystemExit("no GPU here; leave --device out")
+        if arguments.modes or arguments.device == "cuda":
+            torch.set_num_threads(arguments.threads)
+            made = in_torch(presets, torch.device(arguments.device), ROUNDS * RUNS)
+        else:
+            made = on_processor(presets, arguments.threads)
+        old = json.loads(arguments.out.read_text())["rows"] if arguments.out.is_file() else []
+        new = list(made)
+        keys = ("preset", "batch", "runtime", "device", "precision", "mode")
+        replaced = {tuple(r[k] for k in keys) for r in new}
+        rows = [r for r in old if tuple(r[k] for k in keys) not in replaced] + new
+        arguments.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    print(table(json.loads(arguments.out.read_text())))
+
+
+if __name__ == "__main__":
+    main()

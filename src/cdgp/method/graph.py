@@ -14,6 +14,7 @@ import copy
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -179,9 +180,10 @@ class DominanceHead(nn.Module):
         g = beta . c / sqrt(c^T U^T U c) = b . s / |s|,
 
     in which the length of c has gone. s is the sum of what the stages give, each made at its own
-    resolution and then upsampled. Coordinates are those of a QR factorisation of the projections,
-    finest stage first, so that the first stage gives C_1 entries of s alone, the second C_1 + C_2.
-    The entries that the coarsest stage alone gives are needed for their length only.
+    resolution, over the length of its projection, and then upsampled. Coordinates are those of a
+    QR factorisation of the projections, finest stage first, so that the first stage gives C_1
+    entries of s alone, the second C_1 + C_2. The entries that the coarsest stage alone gives are
+    needed for their length only.
 
     Args:
         network: trained, with the linear kernel.
@@ -200,34 +202,42 @@ class DominanceHead(nn.Module):
         ends = [0, *torch.tensor([p.shape[1] for p in phi]).cumsum(0).tolist()]
         self.entries = [min(end, len(U)) for end in ends[1:]]
         """How many entries of s each stage gives, counted from the first."""
-        lengths, parts = [], []
-        for first, last, k in zip(ends[:-1], ends[1:], self.entries, strict=True):
-            lengths.append(pointwise(R[:k, first:last]))
-            own = U[:k, :k]
-            parts.append(pointwise(torch.cat([b[:, :k] @ own, own])))
-        self.lengths, self.parts = nn.ModuleList(lengths), nn.ModuleList(parts)
+        common = self.entries[1]
+        own = [R[:k, a:e] for k, a, e in zip(self.entries, ends[:-1], ends[1:], strict=True)]
+        of_s = [U[:, : len(r)] @ r for r in own]
+        self.lengths = nn.ModuleList(pointwise(r) for r in own)
+        self.margins = nn.ModuleList(pointwise(b @ part) for part in of_s)
+        self.parts = nn.ModuleList(pointwise(part[:common]) for part in of_s)
+        self.rest = pointwise(of_s[2][common:]) if len(U) > common else None
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         """(B, C_l, H_l, W_l) of three stages to the evidence (B, H_1, W_1)."""
         size = (features[0].shape[-2], features[0].shape[-1])
-        fine, middle, coarse = (
-            to_part(functional.normalize(to_length(feature), dim=1))
-            for to_length, to_part, feature in zip(self.lengths, self.parts, features, strict=True)
-        )  # of each: b . s, then s
-        near, both = self.entries[0] + 1, self.entries[1] + 1
-        shared = bilinear(middle, size) + bilinear(coarse[:, :both], size)
-        every = fine + shared[:, :near]
-        squares = every[:, 1:].square().sum(1)
-        if both > near:
-            squares = squares + shared[:, near:].square().sum(1)
-        if self.entries[2] + 1 > both:
-            squares = squares + square_of_bilinear(coarse[:, both:], size)
-        dominance: Tensor = every[:, 0] / squares.sqrt()
+        unit = [
+            to_length(feature).square().sum(1, keepdim=True).clamp_min(1e-24).rsqrt()
+            for to_length, feature in zip(self.lengths, features, strict=True)
+        ]
+        margin, entries = (
+            reduce(
+                torch.add,
+                (
+                    bilinear(layer(feature) * scale, size)
+                    for layer, feature, scale in zip(layers, features, unit, strict=True)
+                ),
+            )
+            for layers in (self.margins, self.parts)
+        )
+        squares = entries.square().sum(1)
+        if self.rest is not None:
+            squares = squares + square_of_bilinear(self.rest(features[2]) * unit[2], size)
+        dominance: Tensor = margin[:, 0] / squares.sqrt()
         return dominance
 
 
 def bilinear(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """(B, C, h, w) to (B, C, H, W)."""
+    """(B, C, h, w) to (B, C, H, W); the same where it has that size."""
+    if maps.shape[-2:] == size:
+        return maps
     return functional.interpolate(maps, size=size, mode="bilinear", align_corners=False)
 
 

@@ -213,9 +213,7 @@ def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states
         everyone = collect_evidence(
             network, Pictures(calibration, size, s.data.white_level), fabric.device, progress
         )
-        ranking = image_auroc(
-            everyone.evidence.pooled.double().numpy(), everyone.defective.numpy()
-        ).value
+        ranking = image_auroc(everyone.pooled.double().numpy(), everyone.defective.numpy()).value
         evidence = [network(to_input(p, size)[None].to(fabric.device)) for p in native]
         kept = ("margin_good", "margin_defective", "variance_normal", "variance_anomaly",
                 "token_cosine")  # fmt: skip
@@ -334,7 +332,7 @@ def localisation(
     chosen = settings.calibration.model_copy(update={"fusion_weight": weight, "tail": tail})
     calibration = fit_calibration(collected, chosen)
     maps = [
-        upsample(calibrated(e, calibration, collected.size).anomaly_map, mask.shape)[0].numpy()
+        upsample(calibrated(e, calibration, collected.sizes[0]).anomaly_map, mask.shape)[0].numpy()
         for e, mask in zip(evidence, masks, strict=True)
     ]
     return planted_metrics(maps, masks)

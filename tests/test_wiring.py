@@ -236,7 +236,10 @@ def test_calibration_looks_at_good_pictures_alone(tail_pixels: int) -> None:
     chosen = settings(
         "paper", calibration={"tail_pixels": tail_pixels, "fusion_weight": 0.3}
     ).calibration
-    collected = CalibrationEvidence(Evidence(dominance, residual, pooled), defective, size)
+    evidence = [
+        Evidence(*(part[i : i + 1] for part in (dominance, residual, pooled))) for i in range(5)
+    ]
+    collected = CalibrationEvidence(evidence, defective, [size] * 5)
     found = fit_calibration(collected, chosen)
 
     up = [
@@ -297,6 +300,6 @@ def test_evidence_is_collected_in_order(surfaces: Manifest) -> None:
         Quiet(),
     )
     means = [float(pictures.input(i).mean()) for i in range(len(pictures))]
-    assert found.evidence.pooled.tolist() == pytest.approx(means, abs=1e-6)
+    assert found.pooled.tolist() == pytest.approx(means, abs=1e-6)
     assert torch.equal(found.defective, pictures.defective)
-    assert found.size == (64, 64)
+    assert found.sizes == [(64, 64)] * len(pictures)

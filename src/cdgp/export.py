@@ -151,6 +151,11 @@ def export(
     """
     check_export(target, out, input_size, opset, int8)
     model = source.model
+    if model.settings.tile:
+        raise SettingsError(
+            f"{source.path}: was trained with --tile, and windows are cut and blended in torch alone; "
+            "train without --tile to export"
+        )
     if isinstance(input_size, tuple):
         model = model._replace(
             settings=model.settings.model_copy(update={"input_size": input_size})

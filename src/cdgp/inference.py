@@ -129,10 +129,19 @@ class Detector:
             pixels = read_picture(Path(picture), self.settings.data.white_level)
         else:
             pixels = as_picture(picture, self.settings.data.white_level)
-        found = self.runtime.run(to_input(pixels, self.settings.input_size)[None])
         native = (pixels.shape[0], pixels.shape[1])
-        anomaly_map = upsample(found.anomaly_map, native)[0].numpy()
-        surprisal = upsample(found.surprisal, native)[0].numpy()
+        if self.settings.tile:
+            if not isinstance(self.runtime, TorchRuntime):
+                raise ModelFileError(
+                    "an exported model cannot cut pictures into windows; load model.safetensors"
+                )
+            whole = torch.from_numpy(pixels).permute(2, 0, 1)
+            found = self.runtime.run_tiled(whole, self.settings.input_size)
+        else:
+            found = self.runtime.run(to_input(pixels, self.settings.input_size)[None])
+        anomaly_map, surprisal = (
+            resized(m[0].numpy(), native) for m in (found.anomaly_map, found.surprisal)
+        )
         # Of the pooled evidence and in float64, as where the threshold was set.
         probability = float(torch.sigmoid(image_logit(found.pooled, self.card.image).double())[0])
         return Prediction(

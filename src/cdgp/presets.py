@@ -179,7 +179,11 @@ class Settings(_Section):
     preset: PresetName
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     input_size: tuple[Count, Count]
-    """(height, width) that pictures are resized to; multiples of 16, at least 64."""
+    """(height, width) that pictures are resized to, or of the windows that they are cut into;
+    multiples of 16, at least 64."""
+    tile: bool = False
+    """Whether pictures are cut into overlapping windows of ``input_size`` at their own resolution,
+    in place of being resized to it."""
     data: DataSettings = DataSettings()
     backbone: BackboneSettings
     inducing: InducingSettings = InducingSettings()
@@ -197,6 +201,11 @@ class Settings(_Section):
                     f"input_size {self.input_size[0]}x{self.input_size[1]}: each side must be "
                     "a multiple of 16 and at least 64"
                 )
+        if self.tile and self.inference.mode != "eager":
+            raise ValueError(
+                f"inference.mode = {self.inference.mode!r}: the windows of tile = true run "
+                "step by step alone; leave inference.mode at 'eager'"
+            )
         if self.decision.max_false_rejects is not None and self.calibration.pictures != "held_out":
             raise ValueError(
                 "decision.max_false_rejects needs calibration.pictures = 'held_out': a bound on "

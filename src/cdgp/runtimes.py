@@ -17,6 +17,7 @@ from cdgp.artifact import Decision, Model, decision_of, image_calibrator_of
 from cdgp.errors import CdgpError, ModelFileError, SettingsError
 from cdgp.method.calibration import ImageCalibrator
 from cdgp.method.graph import EvidenceGraph, InferenceGraph, Outputs
+from cdgp.method.tiles import outputs_of, tiled_evidence
 from cdgp.presets import InferenceSettings, Settings, settings_from_json
 
 FORMAT = "cdgp-export"
@@ -100,6 +101,12 @@ class TorchRuntime:
         kept.copy_(images)
         graph.replay()
         return found
+
+    @torch.inference_mode()
+    def run_tiled(self, picture: Tensor, window: tuple[int, int]) -> Outputs:
+        """(3, H, W) float32 RGB in [0, 1] of any size, by windows, to maps of its size."""
+        evidence = tiled_evidence(self.graph.evidence, picture, window)
+        return outputs_of(self.graph, evidence, (picture.shape[1], picture.shape[2]))
 
 
 class OnnxRuntime:

@@ -160,7 +160,11 @@ def _check_names(plan: Plan, source: str) -> None:
             raise SettingsError(f"{source}: datasets.{name} needs either path or generated = true")
         try:
             for method in plan.methods:
-                plan.settings_of(name, Line("", method), plan.seeds[0])
+                if plan.settings_of(name, Line("", method), plan.seeds[0]).tile:
+                    raise SettingsError(
+                        "settings.tile: a benchmark shows every method the same picture, resized "
+                        "to input_size; leave it out"
+                    )
         except SettingsError as error:
             raise SettingsError(f"{source}: datasets.{name}: {error}") from error
         if dataset.generated and dataset.layout == "folder":

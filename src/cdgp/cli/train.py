@@ -41,6 +41,14 @@ def train(
         str | None,
         typer.Option(help="Size that pictures are resized to; multiples of 16.", metavar="HxW"),
     ] = None,
+    tile: Annotated[
+        bool,
+        typer.Option(
+            "--tile",
+            help="Cut pictures into overlapping windows of --input-size at their own resolution, "
+            "instead of resizing them to it; prediction then does the same.",
+        ),
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of split and training.")] = None,
     max_false_rejects: Annotated[
         float | None,
@@ -85,6 +93,7 @@ def train(
         assignments or [],
         {
             "input_size": parse_size(input_size) if input_size is not None else None,
+            "tile": True if tile else None,
             "seed": seed,
             "decision.max_false_rejects": max_false_rejects,
             "calibration.pictures": "held_out" if max_false_rejects is not None else None,

@@ -114,10 +114,14 @@ class InferenceGraph(nn.Module):
 
     def forward(self, images: Tensor) -> Outputs:
         """(B, 3, H, W) float32 RGB in [0, 1] to maps and image scores."""
-        dominance, residual, pooled = self.evidence(images)
+        return self.scores(self.evidence(images), (images.shape[-2], images.shape[-1]))
+
+    def scores(self, evidence: Evidence, size: tuple[int, int]) -> Outputs:
+        """Evidence (B, h, w) to maps (B, H, W) of a size and image scores."""
+        dominance, residual, pooled = evidence
         c = self.calibration
         low = fuse(dominance, residual, c.dominance, c.residual, c.fusion_weight)
-        U = upsample(low, (images.shape[-2], images.shape[-1]))
+        U = upsample(low, size)
         P = self.table(U)
         logit = image_logit(pooled, c.image)
         return Outputs(final_map(P, logit, c.image_weight), P, U, pooled, torch.sigmoid(logit))

@@ -1,6 +1,7 @@
 """Third stage: evidence of the calibration pictures, and what is fitted on it (Section 3.6)."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,38 +15,51 @@ from cdgp.method.calibration import (
     fuse,
     upsample,
 )
-from cdgp.method.detector import Calibration, Evidence
+from cdgp.method.detector import Calibration, Evidence, Network
+from cdgp.method.graph import EvidenceGraph
+from cdgp.method.tiles import CELL, tiled_evidence
 from cdgp.presets import CalibrationSettings
 from cdgp.progress import Progress
 from cdgp.training.pictures import Pictures
 
 
 class CalibrationEvidence(NamedTuple):
-    """Evidence of all calibration pictures, at token resolution, and their labels."""
+    """Evidence of the calibration pictures, at token resolution, and their labels."""
 
-    evidence: Evidence
+    evidence: Sequence[Evidence]
+    """Of each picture, (1, h, w)."""
     defective: Tensor
     """(n,) bool."""
-    size: tuple[int, int]
-    """(H, W) of the network's input."""
+    sizes: Sequence[tuple[int, int]]
+    """(H, W) of each picture's map."""
+
+    @property
+    def pooled(self) -> Tensor:
+        """(n,) a(x)."""
+        return torch.cat([one.pooled for one in self.evidence])
 
 
 @torch.inference_mode()
 def collect_evidence(
-    network: Callable[[Tensor], Evidence],
+    network: Network | EvidenceGraph,
     pictures: Pictures,
     device: torch.device,
     progress: Progress,
 ) -> CalibrationEvidence:
     """Run a network, or its graph for inference, over pictures, one at a time."""
-    parts = []
+    evidence, sizes = [], []
     with progress.phase("Calibration", len(pictures)) as advance:
         for index in range(len(pictures)):
-            result = network(pictures.input(index)[None].to(device))
-            parts.append([part.float().cpu() for part in result])
+            image, size = pictures.input(index), pictures.size
+            if pictures.tile:
+                found = tiled_evidence(network, image, size)
+                size = (CELL * found.dominance.shape[1], CELL * found.dominance.shape[2])
+            else:
+                found = network(image[None].to(device))
+            evidence.append(Evidence(*(part.float().cpu() for part in found)))
+            sizes.append(size)
             advance()
-    evidence = Evidence(*(torch.cat(part) for part in zip(*parts, strict=True)))
-    return CalibrationEvidence(evidence, pictures.defective, pictures.size)
+    return CalibrationEvidence(evidence, pictures.defective, sizes)
 
 
 def fit_calibration(collected: CalibrationEvidence, settings: CalibrationSettings) -> Calibration:
@@ -57,31 +71,35 @@ def fit_calibration(collected: CalibrationEvidence, settings: CalibrationSetting
     Raises:
         TrainingError: no good or no defective picture, or scores that are not finite.
     """
-    normal = ~collected.defective
-    maps = [m[normal] for m in (collected.evidence.dominance, collected.evidence.residual)]
-    pixels = collected.size[0] * collected.size[1]
-    total = pixels * len(maps[0])
+    good = torch.nonzero(~collected.defective).flatten().tolist()
+    maps = [collected.evidence[i] for i in good]
+    sizes = [collected.sizes[i] for i in good]
+    dominance, residual = (
+        _upsampled_statistics([getattr(one, branch) for one in maps], sizes)
+        for branch in ("dominance", "residual")
+    )
+    ends = np.cumsum([0, *(height * width for height, width in sizes)])
+    total = int(ends[-1])
     count = min(settings.tail_pixels, total)
-    dominance, residual = (_upsampled_statistics(m, collected.size) for m in maps)
     picked = torch.arange(count, dtype=torch.int64) * total // max(1, count)
     scores = []
-    for index, (g, r) in enumerate(zip(*maps, strict=True)):
-        first, last = torch.searchsorted(picked, torch.tensor([index, index + 1]) * pixels)
+    for one, size, bounds in zip(maps, sizes, itertools.pairwise(ends.tolist()), strict=True):
+        first, last = torch.searchsorted(picked, torch.tensor(bounds))
         U = fuse(
-            upsample(g[None], collected.size),
-            upsample(r[None], collected.size),
+            upsample(one.dominance, size),
+            upsample(one.residual, size),
             dominance,
             residual,
             settings.fusion_weight,
         )
-        scores.append(U.flatten()[picked[first:last] - index * pixels])
+        scores.append(U.flatten()[picked[first:last] - bounds[0]])
     merged = torch.cat(scores) if scores else torch.empty(0)
     return Calibration(
         dominance,
         residual,
         fit_tail(merged.sort().values, settings.tail, settings.tail_floor),
         fit_image_calibrator(
-            collected.evidence.pooled.double().numpy(),
+            collected.pooled.double().numpy(),
             collected.defective.numpy().astype(np.bool_),
             settings.logistic_c,
         ),
@@ -90,15 +108,20 @@ def fit_calibration(collected: CalibrationEvidence, settings: CalibrationSetting
     )
 
 
-def _upsampled_statistics(maps: Tensor, size: tuple[int, int]) -> BranchStatistics:
-    """Mean and standard deviation over the pixels of maps (n, h, w) upsampled to ``size``."""
+def _upsampled_statistics(
+    maps: Sequence[Tensor], sizes: Sequence[tuple[int, int]]
+) -> BranchStatistics:
+    """Mean and standard deviation over the pixels of maps (1, h, w) upsampled to their sizes."""
     if not len(maps):
         return BranchStatistics(0.0, 1.0)
     means, squares = [], []
-    for m in maps:
-        up = upsample(m[None], size).double()
+    for m, size in zip(maps, sizes, strict=True):
+        up = upsample(m, size).double()
         means.append(up.mean())
         squares.append(up.square().mean())
-    mean = torch.stack(means).mean()
-    variance = (torch.stack(squares).mean() - mean.square()).clamp_min(0)
+    pixels = torch.tensor([h * w for h, w in sizes], dtype=torch.float64)
+    share = pixels / pixels.max()  # exactly one where all are of one size
+    mean = (torch.stack(means) * share).sum() / share.sum()
+    second = (torch.stack(squares) * share).sum() / share.sum()
+    variance = (second - mean.square()).clamp_min(0)
     return BranchStatistics(float(mean), float(variance.sqrt()))

@@ -5,7 +5,8 @@ by one that was fitted on all training pictures. The classifier is a support vec
 kernel, classes weighted evenly) on mean, maximum and standard deviation of the pretrained
 encoder's features, which takes seconds where training the detector anew for every fold would take
 an hour. Ranking by the probability of the given label is that of Northcutt et al., "Confident
-Learning", 2021. Nothing is relabelled, and nothing here reaches a model.
+Learning", 2021. Pictures are resized to the input size here, whether or not the detector tiles
+them. Nothing is relabelled, and nothing here reaches a model.
 """
 
 import csv

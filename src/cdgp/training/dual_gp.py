@@ -1,6 +1,6 @@
 """First stage: encoder, projections and inducing values from image labels (Section 3.4)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +24,7 @@ from cdgp.method.losses import (
     mil_loss,
     normalised_evidence,
 )
+from cdgp.method.tiles import batches, cut, places, windows
 from cdgp.method.tokens import TokenProjection
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import DualGPSettings, Settings
@@ -154,8 +155,11 @@ def train_dual_gp(
         ]
     )
 
+    def hardest(indices: Sequence[int]) -> Tensor:
+        return hardest_windows(pictures, indices, training, fabric.device)
+
     def batch(step: int) -> tuple[Tensor, Tensor]:
-        return weak_batch(pictures, settings, step)
+        return weak_batch(pictures, settings, step, hardest if pictures.tile else None)
 
     run_stage("Dual GP", fabric, training, optimizer, s.steps,
               cosine(s.steps, s.final_learning_rate), batch, fingerprint, state, log,
@@ -175,12 +179,56 @@ def new_projection(encoder: Encoder, settings: Settings) -> TokenProjection:
         return TokenProjection(encoder.channels, settings.backbone.token_dim)
 
 
-def weak_batch(pictures: Pictures, settings: Settings, step: int) -> tuple[Tensor, Tensor]:
-    """Jittered pictures (B, 3, H, W) and labels (B,) bool of one step."""
+def weak_batch(
+    pictures: Pictures,
+    settings: Settings,
+    step: int,
+    shown: Callable[[Sequence[int]], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Jittered pictures (B, 3, H, W) and labels (B,) bool of one step.
+
+    Args:
+        pictures: to choose from.
+        settings: of the run.
+        step: its number.
+        shown: what of the chosen pictures the network sees; all of them where None.
+    """
     s = settings.dual_gp
     chosen = batch_indices(pictures, s.sampler, s.batch_size, step, settings.seed)
-    images = jittered(pictures.batch(chosen), s.colour_jitter, settings.seed, step)
+    images = jittered((shown or pictures.batch)(chosen), s.colour_jitter, settings.seed, step)
     return images, pictures.defective[chosen]
+
+
+@torch.no_grad()
+def hardest_windows(
+    pictures: Pictures, indices: Sequence[int], training: DualGPTraining, device: torch.device
+) -> Tensor:
+    """(B, 3, H, W): of each tiled picture the window with the largest mean margin of a token.
+
+    The maximum of Eq. 14 over all tokens of the picture lies in that window, and all of the MIL
+    loss's gradient with it. It is looked for anew at each visit, without gradients and in
+    evaluation mode. The other two losses see that window alone: of good pictures, the one that
+    looks most like a defect.
+    """
+    training.eval()
+    found = []
+    for index in indices:
+        picture = pictures.input(index)
+        possible = places(picture.shape[1:], pictures.size)
+        largest = torch.cat([
+            token_margins(training, images.to(device)).amax(1)
+            for images in batches(cut(picture, place, pictures.size) for place in possible)
+        ])  # fmt: skip
+        found.append(cut(picture, possible[int(largest.argmax())], pictures.size))
+    return torch.stack(found)
+
+
+def token_margins(training: DualGPTraining, images: Tensor) -> Tensor:
+    """(B, 3, H, W) to the mean margins s_mu of their tokens, (B, N)."""
+    encoder = training.encoder
+    images = images.contiguous(memory_format=torch.channels_last)
+    tokens = training.projection(encoder(encoder.normalise(images)))
+    return training.gps.mean_margin(tokens.flatten(0, 2)).view(len(images), -1)
 
 
 def new_pair(Zn: Tensor, Za: Tensor, s: DualGPSettings) -> DualGP:
@@ -217,7 +265,7 @@ def select_inducing(
 
     At most ``inducing.tokens_per_class`` tokens of a class are held. Every picture gives the same
     number, at positions drawn by seed and picture; where there are more pictures than tokens to
-    hold, evenly spaced pictures give one each.
+    hold, evenly spaced pictures give one each. So it is with the windows of a tiled picture.
     """
     s = settings.inducing
     encoder.eval()
@@ -228,13 +276,15 @@ def select_inducing(
         for label, indices in chosen.items():
             each = max(1, s.tokens_per_class // max(1, len(indices)))
             for index in indices:
-                image = pictures.input(index)[None].to(fabric.device)
-                image = image.contiguous(memory_format=torch.channels_last)
-                grid = projection(encoder(encoder.normalise(image))).flatten(0, 2)
-                order = torch.randperm(
-                    len(grid), generator=seeded(settings.seed, "tokens", label, index)
-                )
-                tokens[label].append(grid[order[:each].sort().values].cpu())
+                picture = pictures.input(index)
+                shown = evenly(places(picture.shape[1:], pictures.size), each)
+                generator = seeded(settings.seed, "tokens", label, index)
+                for place in shown:
+                    image = cut(picture, place, pictures.size)[None].to(fabric.device)
+                    image = image.contiguous(memory_format=torch.channels_last)
+                    grid = projection(encoder(encoder.normalise(image))).flatten(0, 2)
+                    order = torch.randperm(len(grid), generator=generator)[: each // len(shown)]
+                    tokens[label].append(grid[order.sort().values].cpu())
                 advance()
     Zn, Za = inducing_sets(
         torch.cat(tokens[False]), torch.cat(tokens[True]), s.normal, s.anomaly, s.hard_fraction
@@ -266,7 +316,10 @@ def jittered(
 
 @torch.inference_mode()
 def separation_of(pictures: Pictures, training: DualGPTraining, fabric: Fabric) -> float:
-    """AUROC of the pooled mean margin over evenly chosen training pictures, network as trained."""
+    """AUROC of the pooled mean margin over evenly chosen training pictures, network as trained.
+
+    Of a tiled picture the margins of all windows are pooled.
+    """
     chosen = [
         index
         for label in (False, True)
@@ -274,11 +327,11 @@ def separation_of(pictures: Pictures, training: DualGPTraining, fabric: Fabric) 
     ]
     pooled = []
     for index in chosen:
-        image = pictures.input(index)[None].to(fabric.device)
-        image = image.contiguous(memory_format=torch.channels_last)
-        encoder = training.encoder
-        flat = training.projection(encoder(encoder.normalise(image))).flatten(0, 2)
-        pooled.append(float(log_mean_exp(training.gps.mean_margin(flat), training.sharpness)))
+        margins = [
+            token_margins(training, images.to(fabric.device)).flatten()
+            for images in batches(windows(pictures.input(index), pictures.size))
+        ]
+        pooled.append(float(log_mean_exp(torch.cat(margins), training.sharpness)))
     finite = np.nan_to_num(np.array(pooled), nan=0.0)
     return image_auroc(finite, pictures.defective[chosen].numpy()).value or 0.0
 

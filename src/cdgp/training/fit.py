@@ -45,6 +45,7 @@ from cdgp.training.stages import (
     Log,
     assemble,
     dual_gp_stage,
+    new_pictures,
     pretrained,
     student_stage,
 )
@@ -154,7 +155,7 @@ def train(
     dual = dual_gp_stage(data, settings, fabric, states, log, progress)
     teacher, student = student_stage(data, settings, fabric, states, log, progress)
     network = assemble(dual, teacher, student, settings).to(fabric.device)
-    pictures = Pictures(data.calibration, settings.input_size, settings.data.white_level)
+    pictures = new_pictures(data.calibration, settings)
     # By the graph that predicts: a good picture at the threshold stays on its good side.
     graph = EvidenceGraph(network).to(fabric.device)
     collected = collect_evidence(graph, pictures, fabric.device, progress)
@@ -184,8 +185,11 @@ def check_inference(
     moved = {"fused": 0.0, "pooled": 0.0, "pred_score": 0.0}
     changed = 0
     for index in range(len(pictures)):
-        image = pictures.input(index)[None]
-        a, b = fast.run(image), plain.run(image)
+        image = pictures.input(index)
+        if pictures.tile:
+            a, b = (runtime.run_tiled(image, pictures.size) for runtime in (fast, plain))
+        else:
+            a, b = fast.run(image[None]), plain.run(image[None])
         for name in moved:
             difference = (getattr(a, name) - getattr(b, name)).abs().max()
             # Not a number is the largest of all differences.
@@ -231,7 +235,7 @@ def decide(
             + WITHOUT_BOUND
         )
     # On the path of prediction, so that a picture equal to the threshold's stays on its good side.
-    scores = torch.sigmoid(image_logit(collected.evidence.pooled, calibration.image).double())
+    scores = torch.sigmoid(image_logit(collected.pooled, calibration.image).double())
     found = false_reject_threshold(scores[~collected.defective].numpy(), rate)
     threshold = found.threshold
     if threshold >= 1:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -9,27 +10,34 @@ from torch import Tensor
 from cdgp.data.images import read_picture, to_input
 from cdgp.data.manifest import WeakSample
 
+T = TypeVar("T")
 CACHE_BYTES = 2**30
 """Inputs up to this total stay in memory; those beyond it are decoded on every visit."""
 
 
 class Pictures:
-    """Weakly labelled pictures at the network's input size.
+    """Weakly labelled pictures at the network's input size, or at their own where they are tiled.
 
     Args:
         samples: what training may see: pictures and their labels.
-        size: (H, W) of the input.
+        size: (H, W) of the network's input, that is, of the windows of a tiled picture.
         white_level: of 16-bit files.
+        tile: whether pictures are cut into windows, not resized.
     """
 
     def __init__(
-        self, samples: Sequence[WeakSample], size: tuple[int, int], white_level: int
+        self,
+        samples: Sequence[WeakSample],
+        size: tuple[int, int],
+        white_level: int,
+        tile: bool = False,
     ) -> None:
         self.samples = tuple(samples)
         self.size = size
         self.white_level = white_level
+        self.tile = tile
         self.defective = torch.tensor([s.defective for s in samples], dtype=torch.bool)
-        self._room = CACHE_BYTES // (3 * size[0] * size[1] * 4)
+        self._room = CACHE_BYTES
         self._cache: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
@@ -39,8 +47,13 @@ class Pictures:
         """(3, H, W) float32 RGB in [0, 1] of one picture."""
         if index in self._cache:
             return self._cache[index]
-        picture = to_input(read_picture(self.samples[index].image, self.white_level), self.size)
-        if len(self._cache) < self._room:
+        pixels = read_picture(self.samples[index].image, self.white_level)
+        if self.tile:
+            picture = torch.from_numpy(pixels).permute(2, 0, 1)
+        else:
+            picture = to_input(pixels, self.size)
+        if picture.nbytes <= self._room:
+            self._room -= picture.nbytes
             self._cache[index] = picture
         return picture
 
@@ -69,7 +82,7 @@ def shuffled_stream(items: Sequence[int], start: int, count: int, seed: int, key
     return chosen
 
 
-def evenly(items: Sequence[int], count: int) -> list[int]:
+def evenly(items: Sequence[T], count: int) -> list[T]:
     """At most ``count`` of the items, evenly spaced."""
     if len(items) <= count:
         return list(items)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ def shared_parts(settings: Settings) -> dict[str, Any]:
     """What every training depends on: seed, pictures' preparation, backbone and its weights."""
     used = settings.model_dump(mode="json")
     parts = {key: used[key] for key in ("seed", "input_size", "data", "backbone")}
+    if settings.tile:  # named only then, so that other digests stay as they are
+        parts["tile"] = True
     if settings.backbone.weights not in ("hub", "bundled", "random"):
         parts["weights_sha256"] = digest(Path(settings.backbone.weights))
     return parts
@@ -58,6 +60,11 @@ def shared_parts(settings: Settings) -> dict[str, Any]:
 def dual_gp_samples(data: WeakSplit, settings: Settings) -> tuple[WeakSample, ...]:
     """The Dual GP's pictures: fit and calibration, or fit alone where those are held out."""
     return data.fit if settings.calibration.pictures == "held_out" else data.train
+
+
+def new_pictures(samples: Sequence[WeakSample], settings: Settings) -> Pictures:
+    """Samples as the network sees them in training and calibration."""
+    return Pictures(samples, settings.input_size, settings.data.white_level, settings.tile)
 
 
 def pretrained(settings: Settings) -> Encoder:
@@ -80,7 +87,7 @@ def dual_gp_stage(
     encoder = pretrained(settings)  # first, since it tells what is wrong with a weights file
     mark = fingerprint(settings, data.sha256, "dual_gp", head)
     samples = dual_gp_samples(data, settings)
-    pictures = Pictures(samples, settings.input_size, settings.data.white_level)
+    pictures = new_pictures(samples, settings)
     state = states / "dual_gp.safetensors" if states else None
     return train_dual_gp(pictures, encoder, settings, fabric, mark, state, log, progress, head)
 
@@ -96,7 +103,7 @@ def student_stage(
     """The frozen teacher, and the student trained on the good fit pictures."""
     mark = fingerprint(settings, data.good_fit_sha256, "student")
     good = [sample for sample in data.fit if not sample.defective]
-    pictures = Pictures(good, settings.input_size, settings.data.white_level)
+    pictures = new_pictures(good, settings)
     state = states / "student.safetensors" if states else None
     teacher = pretrained(settings)
     student = train_student(pictures, teacher, settings, fabric, mark, state, log, progress)

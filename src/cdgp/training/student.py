@@ -1,6 +1,6 @@
 """Second stage: the reverse student on normal fit pictures (Section 3.5)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from cdgp.method.backbone import Encoder
 from cdgp.method.student import ReverseStudent, corrupt, reconstruction_loss, residuals
+from cdgp.method.tiles import cut, places
 from cdgp.presets import Settings, StudentSettings
 from cdgp.progress import Progress
 from cdgp.training.loop import cosine, run_stage
@@ -82,7 +83,8 @@ def train_student(
     def batch(step: int) -> tuple[Tensor, Tensor]:
         start = step * s.batch_size
         chosen = shuffled_stream(indices, start, s.batch_size, settings.seed, "student")
-        clean = teacher.normalise(pictures.batch(chosen).to(fabric.device))
+        images = drawn_windows(pictures, chosen, seeded(settings.seed, "windows", step))
+        clean = teacher.normalise(images.to(fabric.device))
         generator = seeded(settings.seed, "corruption", step)
         corrupted = corrupt(
             clean, generator, s.noise, s.blur_probability, s.erase_probability, s.erase_sides
@@ -93,3 +95,17 @@ def train_student(
     run_stage("Reverse student", fabric, training, optimizer, s.steps, factor, batch,
               fingerprint, state, log, progress)  # fmt: skip
     return student.eval()
+
+
+def drawn_windows(pictures: Pictures, indices: Sequence[int], generator: torch.Generator) -> Tensor:
+    """(B, 3, H, W): of each picture one window, drawn among all; all of it where it is not tiled.
+
+    Eq. 22 is a mean over good pictures' positions, which any window of theirs stands for.
+    """
+    images = []
+    for index in indices:
+        picture = pictures.input(index)
+        possible = places(picture.shape[1:], pictures.size)
+        drawn = int(torch.randint(len(possible), (), generator=generator))
+        images.append(cut(picture, possible[drawn], pictures.size))
+    return torch.stack(images)

@@ -140,9 +140,9 @@ def calibrate(
     folder = state_folders(data, settings, states, head)["evidence"]
     paths = [s.image for s in data.calibration]
     seen = stored_evidence(folder, paths, trained, settings, "Calibration", progress)
-    evidence = Evidence(*(torch.cat(part) for part in zip(*seen.evidence(), strict=True)))
     defective = torch.tensor([s.defective for s in data.calibration])
-    collected = CalibrationEvidence(evidence, defective, settings.input_size)
+    sizes = [settings.input_size] * len(paths)
+    collected = CalibrationEvidence(list(seen.evidence()), defective, sizes)
     calibration = fit_calibration(collected, settings.calibration)
     return Calibrated(trained, folder, calibration, seen.separation, seen.seconds)
 

@@ -1,0 +1,155 @@
+"""Large pictures: overlapping windows at the picture's own resolution, blended into one map.
+
+Windows begin at multiples of 32, the coarsest stride of both branches, so that the grids of
+neighbouring windows coincide. They are laid evenly and overlap by a quarter at least. A position's
+weight in a window is its distance from the window's nearest edge, over the sum of all windows that
+hold it: where two overlap, one fades linearly into the other.
+
+A picture that does not fit is continued by its mirror image: repeating its last row would make
+streaks that no picture has, and the residual finds them.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from cdgp.method.detector import Evidence, Network
+from cdgp.method.graph import EvidenceGraph, InferenceGraph, Outputs
+from cdgp.method.losses import log_mean_exp
+
+GRID = 32
+"""Windows begin at multiples of this."""
+CELL = 4
+"""Pixels along the side of a position of the evidence, the finest stride."""
+BATCH = 2
+"""Windows that run together; more take longer on a processor, since the system clears their memory
+anew each time."""
+BAND = 64
+"""Rows of evidence that are calibrated together."""
+
+Size = tuple[int, int]
+"""(height, width), in pixels."""
+Place = tuple[int, int]
+"""(top, left), in pixels."""
+
+
+def starts(length: int, side: int) -> list[int]:
+    """Where windows of a side begin along a length, both in pixels; the last may reach beyond."""
+    step = max(GRID, side * 3 // 4 // GRID * GRID)
+    last = -(-max(0, length - side) // GRID)
+    gaps = -(-last * GRID // step)
+    return [i * last // max(1, gaps) * GRID for i in range(gaps + 1)]
+
+
+def weights(length: int, side: int) -> Tensor:
+    """(windows, cells) weight of each window along a length; each cell's sum to one."""
+    first = starts(length, side)
+    near = torch.arange(side // CELL) + 0.5
+    near = torch.minimum(near, near.flip(0))
+    found = torch.zeros(len(first), (first[-1] + side) // CELL)
+    for row, start in zip(found, first, strict=True):
+        row[start // CELL :][: len(near)] = near
+    return found / found.sum(0)
+
+
+def places(size: Sequence[int], window: Size) -> list[Place]:
+    """Where all windows of a picture of (height, width) begin, row by row."""
+    height, width = (starts(n, side) for n, side in zip(size, window, strict=True))
+    return list(product(height, width))
+
+
+def cut(picture: Tensor, place: Place, window: Size) -> Tensor:
+    """One window (3, h, w) of a picture (3, H, W)."""
+    for dim, start, side in zip((1, 2), place, window, strict=True):
+        length = picture.shape[dim]
+        if start + side <= length:
+            picture = picture.narrow(dim, start, side)
+        else:
+            at = torch.arange(start, start + side, device=picture.device) % (2 * length - 2)
+            picture = picture.index_select(dim, torch.minimum(at, 2 * length - 2 - at))
+    return picture.contiguous()
+
+
+def windows(picture: Tensor, window: Size) -> Iterator[Tensor]:
+    """All windows (3, h, w) of a picture (3, H, W), in the order of ``places``."""
+    for place in places(picture.shape[1:], window):
+        yield cut(picture, place, window)
+
+
+def batches(parts: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Tensors of one shape, few at a time, stacked."""
+    held: list[Tensor] = []
+    for part in parts:
+        held.append(part)
+        if len(held) == BATCH:
+            yield torch.stack(held)
+            held = []
+    if held:
+        yield torch.stack(held)
+
+
+def blended(parts: Iterable[Tensor], size: Size, window: Size) -> Tensor:
+    """Maps (C, h/4, w/4) of all windows of a picture to (C, H/4, W/4), rounded upwards.
+
+    Args:
+        parts: in the order of ``places``.
+        size: of the picture.
+        window: its size.
+    """
+    rows, columns = (weights(n, side) for n, side in zip(size, window, strict=True))
+    total: Tensor | None = None
+    corners = places(size, window)
+    for part, (y, x), (row, column) in zip(parts, corners, product(rows, columns), strict=True):
+        if total is None:
+            total = part.new_zeros(part.shape[0], rows.shape[1], columns.shape[1])
+        inside = (
+            slice(y // CELL, (y + window[0]) // CELL),
+            slice(x // CELL, (x + window[1]) // CELL),
+        )
+        total[:, *inside] += part * torch.outer(row[inside[0]], column[inside[1]]).to(part.device)
+    assert total is not None
+    height, width = (-(-n // CELL) for n in size)
+    return total[:, :height, :width]
+
+
+@torch.inference_mode()
+def tiled_evidence(network: Network | EvidenceGraph, picture: Tensor, window: Size) -> Evidence:
+    """A picture (3, H, W), RGB in [0, 1], to the evidence of all of it, (1, H/4, W/4).
+
+    a(x) is the log-sum-exp of the blended dominance over the picture.
+    """
+    device = next(network.parameters()).device
+
+    def maps() -> Iterator[Tensor]:
+        for images in batches(windows(picture, window)):
+            images = images.to(device).contiguous(memory_format=torch.channels_last)
+            found: Evidence = network(images)
+            yield from torch.stack([found.dominance, found.residual], dim=1).float()
+
+    dominance, residual = blended(maps(), (picture.shape[1], picture.shape[2]), window)[:, None]
+    return Evidence(dominance, residual, log_mean_exp(dominance.flatten(1), network.sharpness))
+
+
+def outputs_of(graph: InferenceGraph, evidence: Evidence, size: Size) -> Outputs:
+    """Evidence (1, H/4, W/4) to maps (1, H, W) and scores, on the processor.
+
+    In bands of rows, so that what the calibration takes beside its results stays small; a row of
+    evidence on either side makes a band's upsampling that of the whole.
+    """
+    count, columns = evidence.dominance.shape[1:]
+    height, width = size
+    maps = torch.empty(3, 1, height, width)
+    for row in range(0, count, BAND):
+        first, last = max(0, row - 1), min(count, row + BAND + 1)
+        dominance, residual = (m[:, first:last] for m in evidence[:2])
+        found = graph.scores(
+            Evidence(dominance, residual, evidence.pooled), (CELL * (last - first), CELL * columns)
+        )
+        y, skip = CELL * row, CELL * (row - first)
+        rows = min(CELL * BAND, height - y)
+        for whole, band in zip(maps, found[:3], strict=True):
+            whole[:, y : y + rows] = band[:, skip : skip + rows, :width]
+    anomaly_map, surprisal, fused = maps
+    return Outputs(anomaly_map, surprisal, fused, found.pooled.cpu(), found.pred_score.cpu())

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from ablation import table as ablation_table
+from latency import table as latency_table
 from paired import pairs_table, seeds_table, sizes_table
 
 from cdgp.bench.grid import METHODS
@@ -65,6 +66,7 @@ def main() -> None:
         "aupro": aupro_table(RESULTS / "aupro.json"),
         "doctor": doctor_table(read_rows(RESULTS / "doctor.jsonl")),
         "stream": stream_table(read_rows(RESULTS / "stream.jsonl")),
+        "latency": latency_table(json.loads((RESULTS / "latency.json").read_text())),
     }
     (RESULTS / "house" / "paired.md").write_text(PAIRED + seeds_table(paired) + "\n")
     pages = (Path("README.md"), RESULTS / "README.md", Path("docs/decisions.md"))

@@ -189,7 +189,7 @@ def test_student_trains_on_good_pictures_with_its_rate_and_decay(
     assert {id(p) for p in group["params"]} == {id(p) for p in found["module"].student.parameters()}
     assert (found["factor"](0), found["factor"](9)) == (1, pytest.approx(1e-6 / 2e-4))
     assert not any(p.requires_grad for p in teacher.parameters())
-    clean, corrupted = found["batch"](0)
+    clean, corrupted, _ = found["batch"](0)
     raw = teacher.normalise(torch.stack([pictures.input(i) for i in range(len(pictures))]))
     assert all(any(torch.equal(image, r) for r in raw) for image in clean)
     assert not torch.equal(clean, corrupted)

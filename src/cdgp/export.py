@@ -153,8 +153,8 @@ def export(
     model = source.model
     if model.settings.tile:
         raise SettingsError(
-            f"{source.path}: was trained with --tile, and windows are cut and blended in torch alone; "
-            "train without --tile to export"
+            f"{source.path}: was trained with --tile, and windows are cut and blended in torch "
+            "alone; train without --tile to export"
         )
     if isinstance(input_size, tuple):
         model = model._replace(

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
+from torch.nn import functional
 from torchvision.transforms import v2
 
 from cdgp.errors import NoSeparationError
@@ -58,7 +59,7 @@ class DualGPTraining(nn.Module):
     def __init__(
         self,
         encoder: Encoder,
-        projection: TokenProjection,
+        projection: nn.Module,
         gps: DualGP,
         settings: DualGPSettings,
         sharpness: float,
@@ -100,6 +101,54 @@ class DualGPTraining(nn.Module):
             # Mean cosine over all pairs of tokens: the squared length of the mean token.
             signs["token_cosine"] = flat.mean(0).square().sum()
         return a * mil + b * compact + c * attract, {k: v.detach() for k, v in signs.items()}
+
+
+class Unit(torch.autograd.Function):
+    """Vectors over their lengths, as ``functional.normalize``; the gradient in few passes.
+
+    With y = x / |x| the gradient is (g - (g . y) y) / |x|, for which y and |x| suffice; autograd
+    goes through every step of the quotient instead.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        length: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min(1e-12)
+        y = x / length
+        ctx.save_for_backward(y, length)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (g,) = gradients
+        y, length = ctx.saved_tensors
+        along = (g * y).sum(1, keepdim=True)
+        gradient: Tensor = torch.addcmul(g, along, y, value=-1).div_(length)
+        return gradient
+
+
+def unit(x: Tensor) -> Tensor:
+    """Vectors along the channels of (B, C, H, W) over their lengths."""
+    y: Tensor = Unit.apply(x)
+    return y
+
+
+class UnitTokens(nn.Module):
+    """What a projection gives, with the gradient of ``Unit``; it shares the projection's layers."""
+
+    def __init__(self, projection: TokenProjection) -> None:
+        super().__init__()
+        self.phi = projection.phi
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        """(B, C_l, H_l, W_l) of three stages to tokens (B, H', W', D), each of norm 1  (Eq. 1)."""
+        size = features[0].shape[-2:]
+        stages = [unit(phi(feature)) for phi, feature in zip(self.phi, features, strict=True)]
+        total = stages[0]
+        for stage in stages[1:]:
+            if stage.shape[-2:] != size:
+                stage = functional.interpolate(stage, size, mode="bilinear", align_corners=False)
+            total = total + stage
+        return unit(total).permute(0, 2, 3, 1)
 
 
 def train_dual_gp(
@@ -145,7 +194,8 @@ def train_dual_gp(
     else:
         gps = new_control(head, settings)
     gps.to(fabric.device)
-    training = DualGPTraining(encoder, projection, gps, s, settings.calibration.pooling_sharpness)
+    tokens = UnitTokens(projection)
+    training = DualGPTraining(encoder, tokens, gps, s, settings.calibration.pooling_sharpness)
     inducing = list(gps.parameters())
     base = [p for p in (*encoder.parameters(), *projection.parameters()) if p.requires_grad]
     optimizer = torch.optim.AdamW(

@@ -10,11 +10,59 @@ from torch import Tensor, nn
 
 from cdgp.method.backbone import Encoder
 from cdgp.method.student import ReverseStudent, corrupt, reconstruction_loss, residuals
-from cdgp.method.tiles import cut, places
+from cdgp.method.tiles import Place, cut, places
 from cdgp.presets import Settings, StudentSettings
 from cdgp.progress import Progress
 from cdgp.training.loop import cosine, run_stage
 from cdgp.training.pictures import Pictures, seeded, shuffled_stream
+
+KEPT_BYTES = 2**30
+"""The teacher's features of clean pictures stay in memory up to this total."""
+
+Shown = tuple[int, Place]
+"""Which picture, and where its window begins."""
+
+
+class Target:
+    """The frozen teacher, and its features of clean pictures, which are computed once.
+
+    Args:
+        teacher: stays as it is.
+    """
+
+    def __init__(self, teacher: Encoder) -> None:
+        self._teacher = teacher
+        self._kept: dict[Shown, list[Tensor]] = {}
+        self._room = KEPT_BYTES
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> list[Tensor]:
+        """All three stages (B, C_l, H_l, W_l) of normalised pictures (B, 3, H, W)."""
+        return list(self._teacher(images.contiguous(memory_format=torch.channels_last)))
+
+    def of(self, shown: Sequence[Shown], clean: Tensor) -> list[Tensor]:
+        """The same of clean pictures, from memory where they have been seen.
+
+        Args:
+            shown: what the pictures show.
+            clean: the pictures.
+        """
+        found = {one: self._kept[one] for one in shown if one in self._kept}
+        new = [row for row, one in enumerate(shown) if one not in found]
+        if new:
+            stages = self.features(clean[new])
+            for place, row in enumerate(new):
+                # Clones, so that none holds on to the whole batch.
+                pyramid = [
+                    f[place : place + 1].clone(memory_format=torch.channels_last) for f in stages
+                ]
+                found[shown[row]] = pyramid
+                size = sum(stage.nbytes for stage in pyramid)
+                if shown[row] not in self._kept and size <= self._room:
+                    self._kept[shown[row]] = pyramid
+                    self._room -= size
+        pyramids = [found[one] for one in shown]
+        return [torch.cat(stage) for stage in zip(*pyramids, strict=True)]
 
 
 class StudentTraining(nn.Module):
@@ -24,19 +72,21 @@ class StudentTraining(nn.Module):
         self, teacher: Encoder, student: ReverseStudent, settings: StudentSettings
     ) -> None:
         super().__init__()
-        self._teacher = [teacher]  # in a list: the teacher is no part of the trained state
+        self.target = Target(teacher)  # no module: the teacher is no part of the trained state
         self.student = student
         self.settings = settings
 
-    def forward(self, clean: Tensor, corrupted: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of Eq. 22, of clean and corrupted normalised pictures (B, 3, H, W)."""
+    def forward(
+        self, clean: Tensor, corrupted: Tensor, shown: Sequence[Shown]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of Eq. 22, of clean and corrupted normalised pictures (B, 3, H, W).
+
+        ``shown`` says what they show.
+        """
         self.student.train()
-        (teacher,) = self._teacher
-        with torch.no_grad():
-            target = teacher(clean.contiguous(memory_format=torch.channels_last))
-            coarse = teacher(corrupted.contiguous(memory_format=torch.channels_last))[2]
+        target = self.target.of(shown, clean)
         sizes = [(f.shape[-2], f.shape[-1]) for f in target]
-        rebuilt = self.student(coarse, sizes)
+        rebuilt = self.student(self.target.features(corrupted)[2], sizes)
         s = self.settings
         loss = reconstruction_loss(target, rebuilt, s.hard_fraction, s.hard_weight, s.smooth_weight)
         with torch.no_grad():
@@ -80,16 +130,16 @@ def train_student(
     )
     indices = list(range(len(pictures)))
 
-    def batch(step: int) -> tuple[Tensor, Tensor]:
+    def batch(step: int) -> tuple[Tensor, Tensor, list[Shown]]:
         start = step * s.batch_size
         chosen = shuffled_stream(indices, start, s.batch_size, settings.seed, "student")
-        images = drawn_windows(pictures, chosen, seeded(settings.seed, "windows", step))
+        images, shown = drawn_windows(pictures, chosen, seeded(settings.seed, "windows", step))
         clean = teacher.normalise(images.to(fabric.device))
         generator = seeded(settings.seed, "corruption", step)
         corrupted = corrupt(
             clean, generator, s.noise, s.blur_probability, s.erase_probability, s.erase_sides
         )
-        return clean, corrupted
+        return clean, corrupted, shown
 
     factor = cosine(s.steps, s.final_learning_rate / s.learning_rate)
     run_stage("Reverse student", fabric, training, optimizer, s.steps, factor, batch,
@@ -97,15 +147,18 @@ def train_student(
     return student.eval()
 
 
-def drawn_windows(pictures: Pictures, indices: Sequence[int], generator: torch.Generator) -> Tensor:
+def drawn_windows(
+    pictures: Pictures, indices: Sequence[int], generator: torch.Generator
+) -> tuple[Tensor, list[Shown]]:
     """(B, 3, H, W): of each picture one window, drawn among all; all of it where it is not tiled.
 
     Eq. 22 is a mean over good pictures' positions, which any window of theirs stands for.
     """
-    images = []
+    images, shown = [], []
     for index in indices:
         picture = pictures.input(index)
         possible = places(picture.shape[1:], pictures.size)
         drawn = int(torch.randint(len(possible), (), generator=generator))
         images.append(cut(picture, possible[drawn], pictures.size))
-    return torch.stack(images)
+        shown.append((index, possible[drawn]))
+    return torch.stack(images), shown

@@ -94,7 +94,7 @@ def built(preset: str) -> tuple[Plain, InferenceGraph]:
     return both, whole
 
 
-def one(preset: str, batch: int, runtime: str, threads: int) -> dict[str, list[float]]:
+def one(preset: str, batch: int, runtime: str, threads: int, count: int) -> dict[str, list[float]]:
     """Seconds of runs of both, taking turns, in this process."""
     torch.set_num_threads(threads)
     parts = dict(zip(("encoders", "whole"), built(preset), strict=True))
@@ -108,7 +108,7 @@ def one(preset: str, batch: int, runtime: str, threads: int) -> dict[str, list[f
         else:
             runs = {name: exported(module, runtime, images.numpy(), threads)
                     for name, module in parts.items()}  # fmt: skip
-        return timed(runs, torch.device("cpu"), RUNS)
+        return timed(runs, torch.device("cpu"), count)
 
 
 def exported(
@@ -156,15 +156,17 @@ def timed(
     return seconds
 
 
-def on_processor(presets: list[str], threads: int) -> Iterator[dict[str, Any]]:
+def on_processor(
+    presets: list[str], batches: list[int], rounds: int, threads: int
+) -> Iterator[dict[str, Any]]:
     """A row for each preset, batch and runtime."""
     pooled: dict[tuple[str, int, str], dict[str, list[float]]] = {}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for preset in presets:
-            for batch in BATCHES:
+            for batch in batches:
                 for runtime in RUNTIMES:
                     command = [sys.executable, __file__, "--one", preset, str(batch), runtime,
-                               str(threads)]  # fmt: skip
+                               str(threads), str(ROUNDS * RUNS // rounds)]  # fmt: skip
                     done = subprocess.run(command, capture_output=True, text=True, check=True)
                     kept = pooled.setdefault((preset, batch, runtime), {})
                     for name, values in json.loads(done.stdout.splitlines()[-1]).items():
@@ -253,12 +255,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--modes", action="store_true", help="torch's precisions and modes instead")
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--batch", type=int, action="append", choices=BATCHES)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     if arguments.one:
-        preset, batch, runtime, threads = arguments.one
-        print(json.dumps(one(preset, int(batch), runtime, int(threads))))
+        preset, batch, runtime, threads, count = arguments.one
+        print(json.dumps(one(preset, int(batch), runtime, int(threads), int(count))))
         return
     if not arguments.table:
         presets = arguments.preset or ["lite", "paper"]
@@ -268,7 +272,8 @@ def main() -> None:
             torch.set_num_threads(arguments.threads)
             made = in_torch(presets, torch.device(arguments.device), ROUNDS * RUNS)
         else:
-            made = on_processor(presets, arguments.threads)
+            batches = arguments.batch or list(BATCHES)
+            made = on_processor(presets, batches, arguments.rounds, arguments.threads)
         old = json.loads(arguments.out.read_text())["rows"] if arguments.out.is_file() else []
         new = list(made)
         keys = ("preset", "batch", "runtime", "device", "precision", "mode")

@@ -22,6 +22,7 @@ from cdgp import export, runtimes
 from cdgp.cli.main import app
 from cdgp.data.images import to_input
 from cdgp.errors import ModelFileError, PictureError, SettingsError
+from cdgp.method.graph import Outputs
 from cdgp.training.fit import Run
 
 EXAMPLE = Path(__file__).parents[1] / "examples/onnx_numpy.py"
@@ -141,7 +142,9 @@ def test_another_size_and_operator_set(tiny_run: Run, tmp_path: Path) -> None:
                  "--opset", 20, "--pictures", tiny_run.manifest.root / "good")  # fmt: skip
     assert result.exit_code == 0, result.output
     assert {o.domain: o.version for o in onnx.load(out).opset_import}[""] == 20
-    assert cdgp.load(out).settings.input_size == (64, 96)
+    detector = cdgp.load(out)
+    assert detector.settings.input_size == (64, 96)
+    assert "calibrated at an input of 64x64" in detector.card.decision.source
 
 
 def test_int8_is_measured(tiny_run: Run, pictures: list[NDArray[np.uint8]], tmp_path: Path) -> None:
@@ -245,6 +248,32 @@ def test_a_file_that_differs_is_not_written(
     result = run("export", folder(tiny_run), "--to", "onnx", "--out", out)
     assert result.exit_code == 1 and "not written" in result.output
     assert "0.0001 is allowed" in result.output and not out.exists()
+
+
+def test_not_a_number_is_no_parity(tiny_run: Run) -> None:
+    """In one picture of a batch of three alone, where nothing else would show it."""
+    plain = tiny_run.detector.runtime
+
+    class Broken:
+        name = "broken"
+
+        def run(self, images: torch.Tensor) -> Outputs:
+            found = plain.run(images)
+            if len(images) == 3:
+                found.fused[1, 0, 0] = torch.nan
+            return found
+
+    source = export.read_source(folder(tiny_run))
+    inputs = export._Inputs(source.compared, 65535, tiny_run.detector.settings.input_size)
+    parity, _ = export.compare(plain, Broken(), inputs, source.model, lambda note="": None)
+    assert parity.fused == np.inf and not parity.worst <= export.TOLERANCE
+
+
+def test_weights_of_another_file_are_not_replaced(tiny_run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_text("mine")
+    result = run("export", folder(tiny_run), "--to", "openvino", "--out", tmp_path / "a.xml")
+    assert result.exit_code == 1 and "a.bin: exists" in result.output
+    assert (tmp_path / "a.bin").read_text() == "mine"
 
 
 def test_impossible_exports(tiny_run: Run, tmp_path: Path) -> None:

@@ -73,4 +73,12 @@ def test_missing_files(tmp_path: Path, name: str, message: str) -> None:
         app, ["bench-latency", str(tmp_path / name), "--out", str(tmp_path / "out"), "--quiet"]
     )
     assert result.exit_code == 1 and message in result.output and name in result.output
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out/latency.json").exists()
+
+
+def test_unwritable_folder(tiny_run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(
+        app, ["bench-latency", str(tiny_run.folder), "--out", str(tmp_path / "file/x"), "--quiet"]
+    )
+    assert result.exit_code == 1 and "cannot be written" in result.output

@@ -13,6 +13,7 @@ CdgpError                     1   the root: catch this to catch all
 ├── WeightsError              1   backbone weights that cannot be had
 ├── ModelFileError            1   a model file that is damaged, foreign or from another version
 ├── OutputError               1   a place that cannot be written, or that holds something already
+├── LatencyError              1   a measuring process that ended early
 └── TrainingError             1   training went wrong
     └── NoSeparationError     1   good and defective pictures do not separate: no usable model
 ```
@@ -59,6 +60,10 @@ class ModelFileError(CdgpError):
 
 class OutputError(CdgpError):
     """A place that cannot be written, or that already holds something."""
+
+
+class LatencyError(CdgpError):
+    """A measuring process that ended early."""
 
 
 class TrainingError(CdgpError):

@@ -156,9 +156,15 @@ def export(
             f"{source.path}: was trained with --tile, and windows are cut and blended in torch "
             "alone; train without --tile to export"
         )
-    if isinstance(input_size, tuple):
+    if isinstance(input_size, tuple) and input_size != model.settings.input_size:
+        trained = "x".join(map(str, model.settings.input_size))
         model = model._replace(
-            settings=model.settings.model_copy(update={"input_size": input_size})
+            settings=model.settings.model_copy(update={"input_size": input_size}),
+            # A bound holds for pictures as they were calibrated.
+            decision=model.decision._replace(
+                source=f"{model.decision.source}; calibrated at an input of {trained}",
+                false_reject_bound=None,
+            ),
         )
     card, data = card_of(model), model.settings.data
     inputs = _Inputs(_evenly(source.compared, PARITY_PICTURES), data.white_level,
@@ -171,7 +177,12 @@ def export(
     if target == "onnx":
         runtime = OnnxRuntime(proto.SerializeToString())
     else:
-        network = needed("openvino").Core().read_model(proto.SerializeToString())
+        try:
+            network = needed("openvino").Core().read_model(proto.SerializeToString())
+        except RuntimeError as error:
+            raise ModelFileError(
+                f"OpenVINO cannot read the graph, operator set {opset}: {error}"
+            ) from error
         if int8:
             chosen = _evenly(source.fitted, QUANTISATION_PICTURES)
             network = quantised(
@@ -204,7 +215,8 @@ def export(
         "parity": found._asdict() | {"tolerance": None if int8 else TOLERANCE},
         "image_auroc": scores,
         "model_sha256": digest(source.path),
-        "versions": {name: version(name) for name in ("cdgp", "torch", "onnx", RUNTIME[target])},
+        "versions": {"cdgp": version("cdgp")}
+        | {name: needed(name).__version__ for name in ("torch", "onnx", RUNTIME[target])},
     }  # fmt: skip
     metadata = to_metadata(card._replace(export=about))
     if target == "onnx":
@@ -337,7 +349,9 @@ def compare(
             )
             for name in largest:
                 a, b = getattr(found, name), getattr(expected, name)
-                largest[name] = max(largest[name], float((a - b).abs().max()))
+                # Not a number is the largest of all differences.
+                moved = float((a - b).abs().max().nan_to_num(math.inf, math.inf))
+                largest[name] = max(largest[name], moved)
             # The table interpolates between ranks.
             ranks = [
                 ((count + 1) * torch.exp(-o.surprisal.double())).round() for o in (found, expected)
@@ -360,7 +374,8 @@ def compare(
     if None not in labels and len(set(labels)) == 2:
         truth = np.array(labels, np.bool_)
         auroc = {
-            name: image_auroc(np.array(s), truth).value or math.nan for name, s in scores.items()
+            name: float(image_auroc(np.nan_to_num(np.array(s)), truth).value or 0.0)
+            for name, s in scores.items()
         }
     return Parity(len(inputs), **largest, ranks=off / max(1, pixels), labels=len(changed)), auroc
 
@@ -397,12 +412,16 @@ def quantised(network: Any, inputs: _Inputs, progress: Progress) -> Any:
 def _save_openvino(network: Any, out: Path) -> None:
     """Both files of an OpenVINO network; the weights first, so that no .xml stands without them."""
     openvino = needed("openvino")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".export-") as folder:
-        made = Path(folder) / out.name
-        openvino.save_model(network, made, compress_to_fp16=False)
-        for suffix in (".bin", ".xml"):
-            made.with_suffix(suffix).replace(out.with_suffix(suffix))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=".export-") as folder:
+            made = Path(folder) / out.name
+            openvino.save_model(network, made, compress_to_fp16=False)
+            out.unlink(missing_ok=True)  # nor an earlier one over other weights
+            for suffix in (".bin", ".xml"):
+                made.with_suffix(suffix).replace(out.with_suffix(suffix))
+    except (OSError, RuntimeError) as error:
+        raise OutputError(f"{out}: cannot be written: {error}") from error
 
 
 def _evenly(samples: Sequence[Labelled], count: int) -> Sequence[Labelled]:

@@ -81,8 +81,9 @@ class Detector:
     def of(cls, model: artifact.Model, device: torch.device | None = None) -> "Detector":
         """A detector that runs in torch, on the GPU where there is one and nothing is said."""
         device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        # A laptop that opens a model made for a GPU runs it as any other.
-        chosen = model.settings.inference if device.type == "cuda" else None
+        # Only where it was compared with float32, which needs a GPU when the model is made.
+        checked = device.type == "cuda" and "inference" in model.provenance
+        chosen = model.settings.inference if checked else None
         return cls(card_of(model), TorchRuntime(model, device, chosen), model)
 
     @property

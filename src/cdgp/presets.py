@@ -164,7 +164,7 @@ class InferenceSettings(_Section):
     """How the trained model runs in torch on a GPU; on a processor it is float32, step by step.
 
     Whatever is not the default is compared with float32 on the calibration pictures before the
-    model is written.
+    model is written; a model that was made without a GPU has not been, and runs in float32.
     """
 
     precision: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cdgp.bench.complexity import machine, peak_memory, start_peak_memory, wait_for
 from cdgp.data.images import to_input
-from cdgp.errors import CdgpError, OutputError
+from cdgp.errors import CdgpError, LatencyError, OutputError
 from cdgp.files import written_whole
 from cdgp.inference import Detector, find_regions, load
 from cdgp.method.calibration import fuse, upsample
@@ -28,10 +28,6 @@ WARM_UPS = 5
 BATCHES = (1, 2, 4, 8, 16)
 PAUSE = 0.02
 """Seconds between runs, in which the threads of the last runtime go to sleep."""
-
-
-class LatencyError(CdgpError):
-    """A model file that could not be run; the message is the runtime's."""
 
 
 def measure(
@@ -109,14 +105,14 @@ def _turn(pipe: Connection, batch: int) -> Callable[[], float]:
 
 def _ask(pipe: Connection, question: tuple[Any, ...] | None) -> Any:
     """What a worker answers; ``None`` waits for what it says of itself when it is ready."""
-    if question is not None:
-        pipe.send(question)
     try:
+        if question is not None:
+            pipe.send(question)
         answer = pipe.recv()
-    except EOFError:
+    except (EOFError, OSError):
         raise LatencyError("a measuring process ended early; is there enough memory?") from None
-    if isinstance(answer, Exception):
-        raise LatencyError(str(answer)) from answer
+    if isinstance(answer, CdgpError):
+        raise answer
     return answer
 
 
@@ -135,7 +131,7 @@ def _work(pipe: Connection, path: Path, threads: int | None) -> None:
         return
     pipe.send({
         "runtime": detector.runtime.name,
-        "precision": detector.card.export.get("precision", "float32"),
+        "precision": precision_of(detector),
         "input_size": list(size),
         "device": device.type,
     })  # fmt: skip
@@ -149,6 +145,15 @@ def _work(pipe: Connection, path: Path, threads: int | None) -> None:
             pipe.send(peak_memory(device)[0])
         else:
             pipe.send(stages(detector, inputs[1], arguments[0]))
+
+
+def precision_of(detector: Detector) -> str:
+    """Of the networks, with torch's mode where that is not eager."""
+    runtime = detector.runtime
+    if not isinstance(runtime, TorchRuntime):
+        return str(detector.card.export["precision"])
+    chosen = runtime.inference
+    return chosen.precision + ("" if chosen.mode == "eager" else f" {chosen.mode}")
 
 
 @torch.inference_mode()
@@ -183,7 +188,9 @@ def stages(detector: Detector, images: torch.Tensor, runs: int) -> dict[str, Any
         "residual": lambda: graph.evidence.residual(frozen),
         "fusion and surprisal": calibrate,
         "input from picture": lambda: to_input(picture, size),
-        "maps to picture": lambda: upsample(found.anomaly_map, (768, 1024)),
+        "maps to picture": lambda: [
+            upsample(m, (768, 1024)) for m in (found.anomaly_map, found.surprisal)
+        ],
         "regions": lambda: find_regions(native, detector.region_level),
     }
     times: dict[str, list[float]] = {name: [] for name in work}
@@ -215,9 +222,10 @@ def plot(found: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(9, 1.4 + 0.45 * len(files) + (1.2 if staged else 0)),
                     layout="constrained")  # fmt: skip
     axes = figure.subplots(1 + bool(staged), 1, squeeze=False)[:, 0]
-    names = [f"{f['runtime']}, {f['precision']}" for f in files]
+    names = [f"{Path(f['file']).name}: {f['runtime']}, {f['precision']}" for f in files]
     medians = [f["latency_ms"]["median"] for f in files]
-    axes[0].barh(names, medians, color="#0072b2")
+    axes[0].barh(range(len(files)), medians, color="#0072b2")
+    axes[0].set_yticks(range(len(files)), names)  # by place: two files may have one name
     for place, facts in enumerate(files):
         told = facts["latency_ms"]
         axes[0].plot([told["median"], told["p95"]], [place, place], color="#222222", linewidth=1)

@@ -46,6 +46,10 @@ def bench_latency(
     for place in places:
         if place.exists() and not overwrite:
             raise OutputError(f"{place}: exists; choose another --out or give --overwrite")
+    try:
+        out_folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{out_folder}: cannot be written: {error.strerror}") from error
     found = measure(models, threads, runs, bars(quiet))
     write_text(places[0], json.dumps(found, indent=1) + "\n")
     plot(found, places[1])
@@ -60,5 +64,6 @@ def bench_latency(
             f"{facts['runtime']:<12}{facts['precision']:<10}{told_ms['median'] / first:>8.2f}"
             f"{told_ms['median']:>7.1f} ms{told_ms['p95']:>7.1f} ms{f'{rate:.1f} (b {batch})':>12}"
             f"{f'{memory:.0f} MiB' if memory else '–':>10}{facts['cold_start_s']:>6.1f} s"
+            f"  {facts['file']}"
         )
     say(f"written: {places[0]}, {places[1]}")

@@ -53,8 +53,9 @@ def export(
         raise SettingsError(f"--to {target!r}: there are {' and '.join(SUFFIX)}")
     size = "free" if input_size == "free" else parse_size(input_size) if input_size else None
     check_export(target, out, size, opset, int8)  # type: ignore[arg-type]
-    if out.exists() and not overwrite:
-        raise OutputError(f"{out}: exists; choose another --out or give --overwrite")
+    for place in (out, out.with_suffix(".bin")) if target == "openvino" else (out,):
+        if place.exists() and not overwrite:
+            raise OutputError(f"{place}: exists; choose another --out or give --overwrite")
     for place in pictures or ():
         if not place.exists():
             raise DataError(f"--pictures {place}: no such file or folder")

@@ -234,7 +234,7 @@ class DominanceHead(nn.Module):
         squares = entries.square().sum(1)
         if self.rest is not None:
             squares = squares + square_of_bilinear(self.rest(features[2]) * unit[2], size)
-        dominance: Tensor = margin[:, 0] / squares.sqrt()
+        dominance: Tensor = margin[:, 0] / squares.clamp_min(1e-24).sqrt()
         return dominance
 
 

@@ -55,7 +55,8 @@ def collect_evidence(
                 found = tiled_evidence(network, image, size)
                 size = (CELL * found.dominance.shape[1], CELL * found.dominance.shape[2])
             else:
-                found = network(image[None].to(device))
+                images = image[None].to(device)
+                found = network(images.contiguous(memory_format=torch.channels_last))
             evidence.append(Evidence(*(part.float().cpu() for part in found)))
             sizes.append(size)
             advance()

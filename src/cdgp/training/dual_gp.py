@@ -256,9 +256,9 @@ def hardest_windows(
     """(B, 3, H, W): of each tiled picture the window with the largest mean margin of a token.
 
     The maximum of Eq. 14 over all tokens of the picture lies in that window, and all of the MIL
-    loss's gradient with it. It is looked for anew at each visit, without gradients and in
-    evaluation mode. The other two losses see that window alone: of good pictures, the one that
-    looks most like a defect.
+    loss's gradient with it; other poolings than ``max`` pool the window only. It is looked for
+    anew at each visit, without gradients and in evaluation mode. The other two losses see that
+    window alone: of good pictures, the one that looks most like a defect.
     """
     training.eval()
     found = []

@@ -26,6 +26,9 @@ Shown = tuple[int, Place]
 class Target:
     """The frozen teacher, and its features of clean pictures, which are computed once.
 
+    They lie where the teacher does. In evaluation mode a picture's features are its own in any
+    batch, so that a resumed run is the same wherever kernels do not depend on the batch.
+
     Args:
         teacher: stays as it is.
     """

@@ -31,7 +31,7 @@ from cdgp.presets import Settings, settings
 from cdgp.progress import Advance, Quiet
 from cdgp.training.dual_gp import DualGPTraining, train_dual_gp
 from cdgp.training.loop import new_fabric
-from cdgp.training.pictures import Pictures, evenly
+from cdgp.training.pictures import Pictures
 from cdgp.training.stages import pretrained
 from cdgp.training.student import StudentTraining, train_student
 
@@ -101,8 +101,11 @@ def one(data: Path, threads: int) -> dict[str, Any]:
     pictures = {}
     for label, count in ((False, GOOD), (True, DEFECTIVE)):
         samples = [s for s in manifest.samples if s.defective == label]
+        taken = min(count, len(samples))
         pictures[label] = [
-            WeakSample(samples[i].image, label) for i in evenly(range(len(samples)), count)
+            # Spaced here, since an older source that is measured has its helper elsewhere.
+            WeakSample(samples[i * len(samples) // taken].image, label)
+            for i in range(taken)
         ]
     both, good = (
         Pictures(samples, chosen.input_size, chosen.data.white_level)

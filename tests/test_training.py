@@ -20,7 +20,7 @@ import torch
 from cdgp import artifact
 from cdgp.data.images import read_picture, to_input
 from cdgp.data.manifest import Manifest, WeakSample
-from cdgp.data.splits import hashed, split
+from cdgp.data.splits import evenly, hashed, split
 from cdgp.data.synthetic import make_dataset, plant_defect
 from cdgp.errors import DataError, NoSeparationError, OutputError, SettingsError
 from cdgp.method.calibration import upsample
@@ -31,7 +31,7 @@ from cdgp.progress import Advance, Quiet
 from cdgp.training import dual_gp, loop
 from cdgp.training.fit import Run, fit
 from cdgp.training.loop import new_fabric
-from cdgp.training.pictures import Pictures, evenly, shuffled_stream
+from cdgp.training.pictures import Pictures, shuffled_stream
 from cdgp.training.stages import student_stage
 from conftest import tiny_settings
 

@@ -27,11 +27,12 @@ from cdgp.artifact import Model
 from cdgp.data.images import digest, read_picture, to_input
 from cdgp.data.layouts import walk_pictures
 from cdgp.data.manifest import absolute, read_csv
+from cdgp.data.splits import evenly
 from cdgp.errors import DataError, ModelFileError, OutputError, SettingsError
 from cdgp.files import written_whole
 from cdgp.inference import model_file
 from cdgp.method.backbone import STRIDES
-from cdgp.method.calibration import image_logit
+from cdgp.method.calibration import image_probability
 from cdgp.method.graph import InferenceGraph, Outputs
 from cdgp.metrics.ranking import image_auroc
 from cdgp.progress import Advance, Progress
@@ -167,7 +168,7 @@ def export(
             ),
         )
     card, data = card_of(model), model.settings.data
-    inputs = _Inputs(_evenly(source.compared, PARITY_PICTURES), data.white_level,
+    inputs = _Inputs(evenly(source.compared, PARITY_PICTURES), data.white_level,
                      model.settings.input_size)  # fmt: skip
     reference = TorchRuntime(model, torch.device("cpu"))
     with progress.phase("Export", 1) as advance:
@@ -184,7 +185,7 @@ def export(
                 f"OpenVINO cannot read the graph, operator set {opset}: {error}"
             ) from error
         if int8:
-            chosen = _evenly(source.fitted, QUANTISATION_PICTURES)
+            chosen = evenly(source.fitted, QUANTISATION_PICTURES)
             network = quantised(
                 network, _Inputs(chosen, data.white_level, model.settings.input_size), progress
             )
@@ -358,8 +359,7 @@ def compare(
             ]
             off += int(((ranks[0] - ranks[1]).abs() > 1).sum())
             pixels += ranks[0].numel()
-            a, b = (torch.sigmoid(image_logit(o.pooled, model.calibration.image).double())
-                    for o in (found, expected))  # fmt: skip
+            a, b = (image_probability(o.pooled, model.calibration.image) for o in (found, expected))
             limit = model.decision.threshold
             changed |= {
                 first + i for i in torch.nonzero((a > limit) != (b > limit)).flatten().tolist()
@@ -422,9 +422,3 @@ def _save_openvino(network: Any, out: Path) -> None:
                 made.with_suffix(suffix).replace(out.with_suffix(suffix))
     except (OSError, RuntimeError) as error:
         raise OutputError(f"{out}: cannot be written: {error}") from error
-
-
-def _evenly(samples: Sequence[Labelled], count: int) -> Sequence[Labelled]:
-    if len(samples) <= count:
-        return samples
-    return [samples[i * len(samples) // count] for i in range(count)]

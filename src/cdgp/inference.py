@@ -12,7 +12,7 @@ from scipy import ndimage
 from cdgp import artifact
 from cdgp.data.images import MIN_SIDE, read_picture, to_input
 from cdgp.errors import ModelFileError, PictureError, SettingsError
-from cdgp.method.calibration import image_logit, upsample
+from cdgp.method.calibration import image_probability, upsample
 from cdgp.presets import Settings
 from cdgp.runtimes import (
     EXPORTED,
@@ -144,7 +144,7 @@ class Detector:
             resized(m[0].numpy(), native) for m in (found.anomaly_map, found.surprisal)
         )
         # Of the pooled evidence and in float64, as where the threshold was set.
-        probability = float(torch.sigmoid(image_logit(found.pooled, self.card.image).double())[0])
+        probability = float(image_probability(found.pooled, self.card.image)[0])
         return Prediction(
             anomaly_map,
             surprisal,

@@ -12,6 +12,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from cdgp.data import images
 from cdgp.data.manifest import Manifest, Sample
 from cdgp.errors import DataError, LeakError, PictureError, SettingsError
 
+T = TypeVar("T")
 SHOWN = 20
 CLASSES = {False: "good", True: "defective"}
 
@@ -347,3 +349,10 @@ def _listed(lines: Iterable[str]) -> str:
     every = list(lines)
     shown = "".join(f"\n  {line}" for line in every[:SHOWN])
     return shown + (f"\n  and {len(every) - SHOWN} more" if len(every) > SHOWN else "")
+
+
+def evenly(items: Sequence[T], count: int) -> list[T]:
+    """At most ``count`` of the items, evenly spaced."""
+    if len(items) <= count:
+        return list(items)
+    return [items[i * len(items) // count] for i in range(count)]

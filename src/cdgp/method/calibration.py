@@ -204,6 +204,15 @@ def image_logit(pooled: Tensor, calibrator: ImageCalibrator) -> Tensor:
     return calibrator.slope * (pooled - calibrator.centre) / calibrator.scale + calibrator.intercept
 
 
+def image_probability(pooled: Tensor, calibrator: ImageCalibrator) -> Tensor:
+    """Pooled dominance a(x) to the probability of being defective, in float64.
+
+    Thresholds are set and decisions made by this one path, so that a picture whose score is the
+    threshold stays on its good side.
+    """
+    return torch.sigmoid(image_logit(pooled, calibrator).double())
+
+
 def final_map(P: Tensor, logit: Tensor, image_weight: float) -> Tensor:
     """S = P + lambda_I log p_A, of (n, H, W) and (n,)  (Eq. 29)."""
     return P + image_weight * functional.logsigmoid(logit)[:, None, None]

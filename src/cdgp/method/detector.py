@@ -101,10 +101,7 @@ class Network(nn.Module):
 
     def dominance(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) RGB in [0, 1] to the spatial evidence (B, H/4, W/4)."""
-        return self.evidence_of(self.tokens(images))
-
-    def evidence_of(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, h, w, D) to the spatial evidence (B, h, w)."""
+        tokens = self.tokens(images)
         flat = tokens.flatten(0, 2)
         if self.fused is not None:
             evidence: Tensor = self.fused(flat)

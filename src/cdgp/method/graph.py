@@ -2,7 +2,7 @@
 
 What is saved, none of it at the cost of the result:
 
-- batch norms and the scale of the normalisation are folded into the convolutions beside them;
+- batch norms are folded into the convolutions before them;
 - the stem, which training leaves frozen, runs once where both encoders hold the same one;
 - tokens are never formed in D dimensions: both the variance and the margin of a token are read off
   one vector of at most D entries, built at each stage's own resolution (``DominanceHead``);

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.transforms import v2
 
+from cdgp.data.splits import evenly
 from cdgp.errors import NoSeparationError
 from cdgp.method.backbone import Encoder
 from cdgp.method.controls import HeteroscedasticHead, LinearHead
@@ -31,7 +32,7 @@ from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import DualGPSettings, Settings
 from cdgp.progress import Progress
 from cdgp.training.loop import cosine, read_state, run_stage
-from cdgp.training.pictures import Pictures, evenly, seeded, shuffled_stream
+from cdgp.training.pictures import Pictures, seeded, shuffled_stream
 
 SEPARATION_PICTURES = 64
 """The check for separation looks at so many pictures of each label at most."""

@@ -30,7 +30,7 @@ from cdgp.files import (
     write_text,
 )
 from cdgp.inference import Detector
-from cdgp.method.calibration import image_logit
+from cdgp.method.calibration import image_probability
 from cdgp.method.detector import Calibration
 from cdgp.method.graph import EvidenceGraph
 from cdgp.metrics.reliability import false_reject_threshold
@@ -194,8 +194,7 @@ def check_inference(
             difference = (getattr(a, name) - getattr(b, name)).abs().max()
             # Not a number is the largest of all differences.
             moved[name] = max(moved[name], float(difference.nan_to_num(math.inf)))
-        p, q = (torch.sigmoid(image_logit(o.pooled, model.calibration.image).double())
-                for o in (a, b))  # fmt: skip
+        p, q = (image_probability(o.pooled, model.calibration.image) for o in (a, b))
         limit = model.decision.threshold
         # A bound on false rejects sets the threshold to the score of one of these pictures.
         near = bool((q - limit).abs() <= MOST_MOVED)
@@ -240,7 +239,7 @@ def decide(
             + WITHOUT_BOUND
         )
     # On the path of prediction, so that a picture equal to the threshold's stays on its good side.
-    scores = torch.sigmoid(image_logit(collected.pooled, calibration.image).double())
+    scores = image_probability(collected.pooled, calibration.image)
     found = false_reject_threshold(scores[~collected.defective].numpy(), rate)
     threshold = found.threshold
     if threshold >= 1:

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -10,7 +9,6 @@ from torch import Tensor
 from cdgp.data.images import read_picture, to_input
 from cdgp.data.manifest import WeakSample
 
-T = TypeVar("T")
 CACHE_BYTES = 2**30
 """Inputs up to this total stay in memory; those beyond it are decoded on every visit."""
 
@@ -80,10 +78,3 @@ def shuffled_stream(items: Sequence[int], start: int, count: int, seed: int, key
         order = torch.randperm(len(items), generator=seeded(seed, key, epoch)).tolist()
         chosen += [items[i] for i in order[offset : offset + count - len(chosen)]]
     return chosen
-
-
-def evenly(items: Sequence[T], count: int) -> list[T]:
-    """At most ``count`` of the items, evenly spaced."""
-    if len(items) <= count:
-        return list(items)
-    return [items[i * len(items) // count] for i in range(count)]

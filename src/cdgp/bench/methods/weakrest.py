@@ -30,11 +30,12 @@ from cdgp.bench.methods import Fitted, MethodOptions
 from cdgp.bench.methods.common import fitted_network, neighbourhoods, state_of, train_with_curve
 from cdgp.bench.methods.through_anomalib import quiet_and_seeded
 from cdgp.data.manifest import WeakSplit
+from cdgp.data.splits import evenly
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
 from cdgp.training.loop import cosine, new_fabric
-from cdgp.training.pictures import Pictures, evenly, seeded, shuffled_stream
+from cdgp.training.pictures import Pictures, seeded, shuffled_stream
 from cdgp.training.stages import dual_gp_samples, pretrained
 
 STAGES = (1, 2)

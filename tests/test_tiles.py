@@ -23,6 +23,7 @@ from cdgp.data.synthetic import make_surface
 from cdgp.errors import ModelFileError, SettingsError
 from cdgp.inference import Detector
 from cdgp.method import tiles
+from cdgp.method.calibration import image_probability
 from cdgp.method.detector import Evidence
 from cdgp.presets import Settings, settings_from_json
 from cdgp.progress import Quiet
@@ -209,8 +210,8 @@ def test_calibration_evidence_is_that_of_prediction(tiled_run: Run) -> None:
     assert found.sizes == [(96, 80)] * len(pictures)
     for evidence, sample in zip(found.evidence, pictures.samples, strict=True):
         score = tiled_run.detector.predict(sample.image).pred_score
-        logit = inference.image_logit(evidence.pooled, tiled_run.detector.card.image)
-        assert float(torch.sigmoid(logit.double())[0]) == score
+        probability = image_probability(evidence.pooled, tiled_run.detector.card.image)
+        assert float(probability[0]) == score
 
 
 def test_calibration_over_pictures_of_several_sizes() -> None:

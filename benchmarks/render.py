@@ -20,6 +20,7 @@ import numpy as np
 from ablation import table as ablation_table
 from latency import table as latency_table
 from paired import pairs_table, seeds_table, sizes_table
+from side_by_side import table as side_by_side_table
 
 from cdgp.bench.grid import METHODS
 from cdgp.bench.page import render
@@ -67,6 +68,7 @@ def main() -> None:
         "doctor": doctor_table(read_rows(RESULTS / "doctor.jsonl")),
         "stream": stream_table(read_rows(RESULTS / "stream.jsonl")),
         "latency": latency_table(json.loads((RESULTS / "latency.json").read_text())),
+        "side_by_side": side_by_side_table(json.loads((RESULTS / "side_by_side.json").read_text())),
     }
     (RESULTS / "house" / "paired.md").write_text(PAIRED + seeds_table(paired) + "\n")
     pages = (Path("README.md"), RESULTS / "README.md", Path("docs/decisions.md"))

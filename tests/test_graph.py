@@ -26,7 +26,6 @@ from cdgp.method.graph import (
     fix_padding,
     fold_batch_norms,
     head_of,
-    square_of_bilinear,
 )
 from cdgp.method.kernels import spherical_rbf
 from cdgp.method.student import ReverseStudent
@@ -165,15 +164,6 @@ def test_folding_keeps_the_features(name: str) -> None:
         for a, b in zip(trunk(random_pictures(2, (64, 96))), folded(random_pictures(2, (64, 96))),
                         strict=True):  # fmt: skip
             torch.testing.assert_close(a, b, atol=1e-4 * float(a.abs().max()), rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "outputs"), [((4, 6), (16, 24)), ((1, 3), (4, 12)), ((5, 2), (7, 9))]
-)
-def test_square_of_bilinear(inputs: tuple[int, int], outputs: tuple[int, int]) -> None:
-    vectors = torch.randn(2, 7, *inputs, generator=torch.Generator().manual_seed(0)).double()
-    up = functional.interpolate(vectors, size=outputs, mode="bilinear", align_corners=False)
-    torch.testing.assert_close(square_of_bilinear(vectors, outputs), up.square().sum(1))
 
 
 def test_cosine() -> None:

@@ -69,7 +69,8 @@ def solar_cells(per_class: int) -> "Manifest":
     found = find_spec("elpv_dataset")
     if found is None or found.origin is None:
         raise DataError(
-            "the demo's pictures come from the elpv-dataset package: pip install 'cdgp[demo]'"
+            "the demo's pictures come from the elpv-dataset package: pip install 'cdgp[demo]', or "
+            "in a clone pip install -e '.[demo]'"
         )
     root = Path(found.origin).parent / "data"
     names: dict[bool, list[str]] = {False: [], True: []}

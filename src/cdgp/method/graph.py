@@ -186,8 +186,8 @@ class DominanceHead(nn.Module):
     in which the length of c has gone. s is the sum of what the stages give, each made at its own
     resolution, over the length of its projection, and then upsampled. Coordinates are those of a
     QR factorisation of the projections, finest stage first, so that the first stage gives C_1
-    entries of s alone, the second C_1 + C_2. The entries that the coarsest stage alone gives are
-    needed for their length only.
+    entries of s alone, the second C_1 + C_2. The entries that the coarsest stage alone gives have
+    no others to be added to.
 
     Args:
         network: trained, with the linear kernel.
@@ -209,33 +209,40 @@ class DominanceHead(nn.Module):
         common = self.entries[1]
         own = [R[:k, a:e] for k, a, e in zip(self.entries, ends[:-1], ends[1:], strict=True)]
         of_s = [U[:, : len(r)] @ r for r in own]
-        self.lengths = nn.ModuleList(pointwise(r) for r in own)
-        self.margins = nn.ModuleList(pointwise(b @ part) for part in of_s)
+        self.lengths = nn.ModuleList(
+            pointwise(torch.cat([r, b @ part])) for r, part in zip(own, of_s, strict=True)
+        )
+        """What the length of a stage's projection is read off, and its share of the margin."""
         self.parts = nn.ModuleList(pointwise(part[:common]) for part in of_s)
         self.rest = pointwise(of_s[2][common:]) if len(U) > common else None
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         """(B, C_l, H_l, W_l) of three stages to the evidence (B, H_1, W_1)."""
         size = (features[0].shape[-2], features[0].shape[-1])
-        unit = [
-            to_length(feature).square().sum(1, keepdim=True).clamp_min(1e-24).rsqrt()
-            for to_length, feature in zip(self.lengths, features, strict=True)
+        first = [layer(feature) for layer, feature in zip(self.lengths, features, strict=True)]
+        lengths = [length(f[:, :-1])[:, None] for f in first]
+        margins = [f[:, -1:] / own for f, own in zip(first, lengths, strict=True)]
+        parts = [
+            layer(feature) / own
+            for layer, feature, own in zip(self.parts, features, lengths, strict=True)
         ]
+        # In place: at the finest resolution it is passes over memory that take the time.
         margin, entries = (
-            reduce(
-                torch.add,
-                (
-                    bilinear(layer(feature) * scale, size)
-                    for layer, feature, scale in zip(layers, features, unit, strict=True)
-                ),
-            )
-            for layers in (self.margins, self.parts)
+            reduce(Tensor.add_, (bilinear(maps, size) for maps in stages))
+            for stages in (margins, parts)
         )
-        squares = entries.square().sum(1)
+        of_s = length(entries)
         if self.rest is not None:
-            squares = squares + square_of_bilinear(self.rest(features[2]) * unit[2], size)
-        dominance: Tensor = margin[:, 0] / squares.clamp_min(1e-24).sqrt()
+            rest = bilinear(self.rest(features[2]) / lengths[2], size)
+            of_s = (of_s.square() + length(rest).square()).sqrt()
+        dominance: Tensor = margin[:, 0] / of_s
         return dominance
+
+
+def length(vectors: Tensor) -> Tensor:
+    """Lengths (B, H, W) of the vectors over the channels of (B, C, H, W), above zero."""
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=1)
+    return lengths.clamp_min(1e-12)
 
 
 def bilinear(maps: Tensor, size: tuple[int, int]) -> Tensor:
@@ -243,45 +250,6 @@ def bilinear(maps: Tensor, size: tuple[int, int]) -> Tensor:
     if maps.shape[-2:] == size:
         return maps
     return functional.interpolate(maps, size=size, mode="bilinear", align_corners=False)
-
-
-def square_of_bilinear(vectors: Tensor, size: tuple[int, int]) -> Tensor:
-    """Squared lengths (B, H, W) of vectors (B, C, h, w) after bilinear upsampling, without it.
-
-    Between two neighbours p and q at distances a and 1 - a the square of the interpolation is
-    (1 - a)^2 p.p + 2 a (1 - a) p.q + a^2 q.q, and likewise along the other axis: products of
-    neighbours, on a lattice of (2 h - 1, 2 w - 1), are all that is needed.
-    """
-    left, right = vectors[..., :-1], vectors[..., 1:]
-    along = _laid_between(vectors.square().sum(1), (left * right).sum(1), dim=2)
-    upper, lower = vectors[..., :-1, :], vectors[..., 1:, :]
-    crossed = upper[..., :-1] * lower[..., 1:] + upper[..., 1:] * lower[..., :-1]
-    between = _laid_between((upper * lower).sum(1), crossed.sum(1) / 2, dim=2)
-    lattice = _laid_between(along, between, dim=1)
-    rows, columns = (
-        _second_degree(vectors.shape[axis], target, vectors)
-        for axis, target in zip((2, 3), size, strict=True)
-    )
-    return rows @ lattice @ columns.mT
-
-
-def _laid_between(values: Tensor, between: Tensor, dim: int) -> Tensor:
-    """n values along a dimension with the n - 1 others laid between them."""
-    padding = [0, 0] * (values.ndim - 1 - dim) + [0, 1]
-    pairs = torch.stack([values, functional.pad(between, padding)], dim=dim + 1)
-    return pairs.flatten(dim, dim + 1).narrow(dim, 0, 2 * values.shape[dim] - 1)
-
-
-def _second_degree(inputs: int, outputs: int, like: Tensor) -> Tensor:
-    """(outputs, 2 inputs - 1): Bernstein weights of the lattice at each upsampled place."""
-    at = (
-        (torch.arange(outputs, dtype=like.dtype, device=like.device) + 0.5) * (inputs / outputs)
-        - 0.5
-    ).clamp(0, inputs - 1)
-    before = at.floor().clamp_max(max(inputs - 2, 0))
-    a = (at - before)[:, None]
-    place = torch.arange(2 * inputs - 1, dtype=like.dtype, device=like.device) - 2 * before[:, None]
-    return (place == 0) * (1 - a) ** 2 + (place == 1) * 2 * a * (1 - a) + (place == 2) * a**2
 
 
 class TokenHead(nn.Module):
@@ -332,10 +300,10 @@ class SurprisalTable(nn.Module):
 
     def forward(self, fused: Tensor) -> Tensor:
         """Fused scores of any shape to surprisals, in nats."""
-        z = (fused.flatten() - self.centre) / self.scale
-        place = (z / (1 + z.abs()) - self.first) * self.steps
-        place = place.clamp(0, len(self.values) - 1)
-        lower = place.int().clamp(0, len(self.values) - 2)
+        z = (fused.flatten() - self.centre).div_(self.scale)
+        place = (z / z.abs().add_(1)).sub_(self.first).mul_(self.steps)
+        place = place.clamp_(0, len(self.values) - 1)
+        lower = place.int().clamp_(max=len(self.values) - 2)
         left = self.values.index_select(0, lower)
         right = self.values.index_select(0, lower + 1)
         return torch.lerp(left, right, place - lower).view(fused.shape)
@@ -343,8 +311,7 @@ class SurprisalTable(nn.Module):
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     """Cosines over the channels of (B, C, h, w), (B, h, w)."""
-    lengths = (a.square().sum(1) * b.square().sum(1)).sqrt()
-    return (a * b).sum(1) / lengths.clamp_min(1e-12)
+    return (a * b).sum(1) / (length(a) * length(b))
 
 
 def pointwise(weight: Tensor) -> nn.Conv2d:

@@ -90,7 +90,7 @@ class EvidenceGraph(nn.Module):
         with self._cast(frozen[2]):
             rebuilt = self.student(frozen[2], [(f.shape[-2], f.shape[-1]) for f in frozen])
         pairs = zip(frozen, rebuilt, strict=True)
-        return residual_map([1 - cosine(t.float(), s.float()) for t, s in pairs])
+        return 1 - residual_map([cosine(t.float(), s.float()) for t, s in pairs])
 
     def _cast(self, images: Tensor) -> AbstractContextManager[object]:
         if self.precision == torch.float32:
@@ -209,32 +209,32 @@ class DominanceHead(nn.Module):
         common = self.entries[1]
         own = [R[:k, a:e] for k, a, e in zip(self.entries, ends[:-1], ends[1:], strict=True)]
         of_s = [U[:, : len(r)] @ r for r in own]
-        self.lengths = nn.ModuleList(
-            pointwise(torch.cat([r, b @ part])) for r, part in zip(own, of_s, strict=True)
-        )
-        """What the length of a stage's projection is read off, and its share of the margin."""
-        self.parts = nn.ModuleList(pointwise(part[:common]) for part in of_s)
-        self.rest = pointwise(of_s[2][common:]) if len(U) > common else None
+        blocks = [[r, b @ part, part[:common]] for r, part in zip(own, of_s, strict=True)]
+        if len(U) > common:
+            blocks[2].append(of_s[2][common:])
+        self.layers = nn.ModuleList(pointwise(torch.cat(block)) for block in blocks)
+        """For each stage what the length of its projection is read off, its share of the margin
+        and of the common entries of s, and at the coarsest stage the other entries."""
+        self.sizes = [[len(part) for part in block] for block in blocks]
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         """(B, C_l, H_l, W_l) of three stages to the evidence (B, H_1, W_1)."""
         size = (features[0].shape[-2], features[0].shape[-1])
-        first = [layer(feature) for layer, feature in zip(self.lengths, features, strict=True)]
-        lengths = [length(f[:, :-1])[:, None] for f in first]
-        margins = [f[:, -1:] / own for f, own in zip(first, lengths, strict=True)]
-        parts = [
-            layer(feature) / own
-            for layer, feature, own in zip(self.parts, features, lengths, strict=True)
-        ]
+        margins, parts, rest = [], [], []
+        for layer, sizes, feature in zip(self.layers, self.sizes, features, strict=True):
+            own, margin, part, *others = layer(feature).split(sizes, dim=1)
+            own = length(own)[:, None]
+            margins.append(margin / own)
+            parts.append(part / own)
+            rest = [other / own for other in others]
         # In place: at the finest resolution it is passes over memory that take the time.
         margin, entries = (
             reduce(Tensor.add_, (bilinear(maps, size) for maps in stages))
             for stages in (margins, parts)
         )
         of_s = length(entries)
-        if self.rest is not None:
-            rest = bilinear(self.rest(features[2]) / lengths[2], size)
-            of_s = (of_s.square() + length(rest).square()).sqrt()
+        if rest:
+            of_s = (of_s.square() + length(bilinear(rest[0], size)).square()).sqrt()
         dominance: Tensor = margin[:, 0] / of_s
         return dominance
 
@@ -305,7 +305,7 @@ class SurprisalTable(nn.Module):
         place = place.clamp_(0, len(self.values) - 1)
         lower = place.int().clamp_(max=len(self.values) - 2)
         left = self.values.index_select(0, lower)
-        right = self.values.index_select(0, lower + 1)
+        right = self.values[1:].index_select(0, lower)
         return torch.lerp(left, right, place - lower).view(fused.shape)
 
 

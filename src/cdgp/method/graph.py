@@ -305,7 +305,7 @@ class SurprisalTable(nn.Module):
         place = place.clamp_(0, len(self.values) - 1)
         lower = place.int().clamp_(max=len(self.values) - 2)
         left = self.values.index_select(0, lower)
-        right = self.values[1:].index_select(0, lower)
+        right = self.values.index_select(0, lower + 1)
         return torch.lerp(left, right, place - lower).view(fused.shape)
 
 

@@ -70,7 +70,12 @@ def built(preset: str) -> tuple[Plain, InferenceGraph]:
     torch.manual_seed(0)
     chosen = settings(preset)  # type: ignore[arg-type]
     encoder = Encoder(chosen.backbone.name)
-    teacher = copy.deepcopy(encoder)
+    # As after training: one stem, and behind it weights that differ. Equal ones would be found, and
+    # computed once, by runtimes that look for repeated work.
+    teacher = Encoder(chosen.backbone.name)
+    stem = [name for name, _ in encoder.named_stem()]
+    own = {k: v for k, v in encoder.trunk.state_dict().items() if k.split(".")[0] in stem}
+    teacher.trunk.load_state_dict(own, strict=False)
     dim, s = chosen.backbone.token_dim, chosen.inducing
     gps = []
     for count in (s.normal, s.anomaly):

@@ -22,6 +22,7 @@ from cdgp.method.graph import (
     InferenceGraph,
     SurprisalTable,
     TokenHead,
+    by_products,
     cosine,
     fix_padding,
     fold_batch_norms,
@@ -164,6 +165,15 @@ def test_folding_keeps_the_features(name: str) -> None:
         for a, b in zip(trunk(random_pictures(2, (64, 96))), folded(random_pictures(2, (64, 96))),
                         strict=True):  # fmt: skip
             torch.testing.assert_close(a, b, atol=1e-4 * float(a.abs().max()), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [((4, 6), (16, 24)), ((1, 3), (4, 12)), ((5, 2), (7, 9))]
+)
+def test_upsampling_by_products(inputs: tuple[int, int], outputs: tuple[int, int]) -> None:
+    maps = torch.randn(3, *inputs, generator=torch.Generator().manual_seed(0)).double()
+    expected = functional.interpolate(maps[:, None], size=outputs, mode="bilinear")[:, 0]
+    torch.testing.assert_close(by_products(maps, outputs), expected)
 
 
 def test_cosine() -> None:

@@ -121,7 +121,8 @@ class InferenceGraph(nn.Module):
         dominance, residual, pooled = evidence
         c = self.calibration
         low = fuse(dominance, residual, c.dominance, c.residual, c.fusion_weight)
-        U = upsample(low, size)
+        # Exported, the two products take a third of the time of the runtimes' own interpolation.
+        U = by_products(low, size) if torch.compiler.is_exporting() else upsample(low, size)
         P = self.table(U)
         logit = image_logit(pooled, c.image)
         return Outputs(final_map(P, logit, c.image_weight), P, U, pooled, torch.sigmoid(logit))
@@ -250,6 +251,22 @@ def bilinear(maps: Tensor, size: tuple[int, int]) -> Tensor:
     if maps.shape[-2:] == size:
         return maps
     return functional.interpolate(maps, size=size, mode="bilinear", align_corners=False)
+
+
+def by_products(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """``upsample`` of maps (n, h, w) to (n, H, W) as products with a matrix for either axis."""
+    rows, columns = (
+        _weights(maps.shape[axis], target, maps) for axis, target in zip((1, 2), size, strict=True)
+    )
+    return rows @ maps @ columns.mT
+
+
+def _weights(inputs: int, outputs: int, like: Tensor) -> Tensor:
+    """(outputs, inputs): the share of each input in each linearly upsampled place."""
+    steps = torch.arange(outputs, dtype=like.dtype, device=like.device) + 0.5
+    at = (steps * (inputs / outputs) - 0.5).clamp(0, inputs - 1)
+    places = torch.arange(inputs, dtype=like.dtype, device=like.device)
+    return (1 - (at[:, None] - places).abs()).clamp_min(0)
 
 
 class TokenHead(nn.Module):

@@ -266,8 +266,11 @@ def runner(name: str, file: str, folder: Path, pictures: int) -> Any:
     else:
         import openvino
 
-        request = openvino.Core().compile_model(
-            folder / name / file,
+        core = openvino.Core()
+        network = core.read_model(folder / name / file)
+        network.reshape([1, 3, SIDE, SIDE])  # as OpenVinoRuntime does
+        request = core.compile_model(
+            network,
             "CPU",
             {"INFERENCE_NUM_THREADS": THREADS, "PERFORMANCE_HINT": "LATENCY",
              "INFERENCE_PRECISION_HINT": "f32"},

@@ -123,9 +123,10 @@ def test_case_export_parity(tiny_run: Run, exported: dict[str, Path], tmp_path: 
         assert a.pred_score == pytest.approx(expected.pred_score, abs=1e-4)
 
 
-def test_free_size(tiny_run: Run, tmp_path: Path) -> None:
-    out = tmp_path / "free.onnx"
-    result = run("export", folder(tiny_run), "--to", "onnx", "--out", out, "--input-size", "free")
+@pytest.mark.parametrize(("target", "name"), [("onnx", "free.onnx"), ("openvino", "free.xml")])
+def test_free_size(tiny_run: Run, tmp_path: Path, target: str, name: str) -> None:
+    out = tmp_path / name
+    result = run("export", folder(tiny_run), "--to", target, "--out", out, "--input-size", "free")
     assert result.exit_code == 0, result.output
     detector = cdgp.load(out)
     for shape in [(1, 3, 64, 64), (2, 3, 96, 176), (3, 3, 208, 64)]:

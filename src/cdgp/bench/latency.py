@@ -26,8 +26,9 @@ from cdgp.runtimes import TorchRuntime
 
 WARM_UPS = 5
 BATCHES = (1, 2, 4, 8, 16)
-PAUSE = 0.02
-"""Seconds between runs, in which the threads of the last runtime go to sleep."""
+PAUSE = 0.05
+"""Seconds between runs, in which the threads of the last runtime go to sleep; those of onnxruntime
+take more than 20 ms, and until then slow down whatever runs next."""
 
 
 def measure(

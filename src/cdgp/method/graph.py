@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -186,9 +187,10 @@ class DominanceHead(nn.Module):
 
     in which the length of c has gone. s is the sum of what the stages give, each made at its own
     resolution, over the length of its projection, and then upsampled. Coordinates are those of a
-    QR factorisation of the projections, finest stage first, so that the first stage gives C_1
-    entries of s alone, the second C_1 + C_2. The entries that the coarsest stage alone gives have
-    no others to be added to.
+    QR factorisation of the projections, finest stage first, so that the first two stages give
+    C_1 + C_2 entries of s alone; the others come from the coarsest stage alone and have nothing to
+    be added to. Both groups of entries are turned so that b lies along the first of each: lengths
+    stay, and the margin is read off s.
 
     Args:
         network: trained, with the linear kernel.
@@ -203,39 +205,36 @@ class DominanceHead(nn.Module):
         if network.evidence == "dominance":
             second = 2 * second + Q.mT @ C @ Q
         U = torch.linalg.cholesky(second).mT
-        b = torch.linalg.solve_triangular(U.mT, (Q.mT @ beta)[:, None], upper=False).mT
+        b = torch.linalg.solve_triangular(U.mT, (Q.mT @ beta)[:, None], upper=False)
         ends = [0, *torch.tensor([p.shape[1] for p in phi]).cumsum(0).tolist()]
-        self.entries = [min(end, len(U)) for end in ends[1:]]
-        """How many entries of s each stage gives, counted from the first."""
-        common = self.entries[1]
-        own = [R[:k, a:e] for k, a, e in zip(self.entries, ends[:-1], ends[1:], strict=True)]
+        common = min(ends[2], len(U))
+        groups = [part for part in (slice(common), slice(common, len(U))) if len(U[part])]
+        turns = [torch.linalg.qr(b[part], mode="complete") for part in groups]
+        U = torch.cat([turn.mT @ U[part] for (turn, _), part in zip(turns, groups, strict=True)])
+        self.along = [float(lengths[0, 0]) for _, lengths in turns]
+        """The share of the first entry of either group in the margin."""
+        own = [R[:end, a:end] for a, end in pairwise(ends)]
         of_s = [U[:, : len(r)] @ r for r in own]
-        blocks = [[r, b @ part, part[:common]] for r, part in zip(own, of_s, strict=True)]
-        if len(U) > common:
-            blocks[2].append(of_s[2][common:])
+        blocks = [[r, part[:common]] for r, part in zip(own, of_s, strict=True)]
+        blocks[2] += [of_s[2][part] for part in groups[1:]]
         self.layers = nn.ModuleList(pointwise(torch.cat(block)) for block in blocks)
-        """For each stage what the length of its projection is read off, its share of the margin
-        and of the common entries of s, and at the coarsest stage the other entries."""
+        """For each stage what the length of its projection is read off and its share of the common
+        entries of s, and at the coarsest stage the other entries."""
         self.sizes = [[len(part) for part in block] for block in blocks]
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         """(B, C_l, H_l, W_l) of three stages to the evidence (B, H_1, W_1)."""
         size = (features[0].shape[-2], features[0].shape[-1])
-        margins, parts, rest = [], [], []
+        parts, others = [], []
         for layer, sizes, feature in zip(self.layers, self.sizes, features, strict=True):
-            own, margin, part, *others = layer(feature).split(sizes, dim=1)
+            own, *entries = layer(feature).split(sizes, dim=1)
             own = length(own)[:, None]
-            margins.append(margin / own)
-            parts.append(part / own)
-            rest = [other / own for other in others]
+            part, *others = (part / own for part in entries)
+            parts.append(bilinear(part, size))
         # In place: at the finest resolution it is passes over memory that take the time.
-        margin, entries = (
-            reduce(Tensor.add_, (bilinear(maps, size) for maps in stages))
-            for stages in (margins, parts)
-        )
-        of_s = length(entries)
-        if rest:
-            of_s = (of_s.square() + length(bilinear(rest[0], size)).square()).sqrt()
+        groups = [reduce(Tensor.add_, parts), *(bilinear(other, size) for other in others)]
+        margin = reduce(Tensor.add, (k * g[:, :1] for k, g in zip(self.along, groups, strict=True)))
+        of_s = reduce(Tensor.add, (length(g).square() for g in groups)).sqrt()
         dominance: Tensor = margin[:, 0] / of_s
         return dominance
 

@@ -201,11 +201,13 @@ def row(preset: str, batch: int, runtime: str, kept: dict[str, list[float]]) -> 
     }  # fmt: skip
 
 
-def in_torch(presets: list[str], device: torch.device, runs: int) -> Iterator[dict[str, Any]]:
+def in_torch(
+    presets: list[str], batches: list[int], device: torch.device, runs: int
+) -> Iterator[dict[str, Any]]:
     """Precisions and ways to run on one device; memory where the device tells it."""
     for preset in presets:
         parts = {name: module.to(device) for name, module in built(preset).items()}
-        for batch in BATCHES:
+        for batch in batches:
             images = torch.rand(batch, 3, *SIZE, device=device)
             images = images.contiguous(memory_format=torch.channels_last)
             for precision in ("float32", "bfloat16"):
@@ -281,14 +283,13 @@ def main() -> None:
         print(json.dumps(one(preset, int(batch), runtime, int(threads), int(count))))
         return
     if not arguments.table:
-        presets = arguments.preset or ["lite", "paper"]
+        presets, batches = arguments.preset or ["lite", "paper"], arguments.batch or list(BATCHES)
         if arguments.device == "cuda" and not torch.cuda.is_available():
             raise SystemExit("no GPU here; leave --device out")
         if arguments.modes or arguments.device == "cuda":
             torch.set_num_threads(arguments.threads)
-            made = in_torch(presets, torch.device(arguments.device), ROUNDS * RUNS)
+            made = in_torch(presets, batches, torch.device(arguments.device), ROUNDS * RUNS)
         else:
-            batches = arguments.batch or list(BATCHES)
             made = on_processor(presets, batches, arguments.rounds, arguments.threads)
         old = json.loads(arguments.out.read_text())["rows"] if arguments.out.is_file() else []
         new = list(made)

@@ -13,6 +13,7 @@ import openvino
 import pytest
 import torch
 from numpy.typing import NDArray
+from openvino import opset13
 from PIL import Image
 from torch.nn import functional
 from typer.testing import CliRunner, Result
@@ -336,11 +337,14 @@ def test_foreign_and_damaged_files(exported: dict[str, Path], tmp_path: Path) ->
     cut.write_bytes(exported["onnx"].read_bytes()[:100_000])
     alone = tmp_path / "alone.xml"
     alone.write_bytes(exported["openvino"].read_bytes())
+    constant = tmp_path / "constant.xml"
+    openvino.save_model(openvino.Model([opset13.constant(1.0)], [], "no input"), constant)
     for path, message in [
         (newer, "exported in format 2"),
         (foreign, "not exported by this tool"),
         (cut, "onnxruntime cannot run it"),
         (alone, "OpenVINO cannot run it"),
+        (constant, "OpenVINO cannot run it"),
         (tmp_path / "none.onnx", "no such model file"),
     ]:
         with pytest.raises(ModelFileError, match=message) as caught:

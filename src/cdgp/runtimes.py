@@ -166,7 +166,7 @@ class OpenVinoRuntime:
             batch_of_one = self.model.input(0).get_partial_shape()
             batch_of_one[0] = 1
             self.request = openvino_request(self.model, batch_of_one, threads)
-        except RuntimeError as error:
+        except (RuntimeError, IndexError) as error:  # the second where it has no input
             raise ModelFileError(f"{named(source)}: OpenVINO cannot run it: {error}") from error
         self.metadata: dict[str, str] = {
             key: self.model.get_rt_info([FORMAT, key]).astype(str)

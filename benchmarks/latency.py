@@ -171,7 +171,7 @@ def timed(
 
 
 def on_processor(
-    presets: list[str], batches: list[int], rounds: int, threads: int
+    presets: list[str], batches: list[int], rounds: int, runs: int, threads: int
 ) -> Iterator[dict[str, Any]]:
     """A row for each preset, batch and runtime."""
     pooled: dict[tuple[str, int, str], dict[str, list[float]]] = {}
@@ -180,7 +180,7 @@ def on_processor(
             for batch in batches:
                 for runtime in RUNTIMES:
                     command = [sys.executable, __file__, "--one", preset, str(batch), runtime,
-                               str(threads), str(ROUNDS * RUNS // rounds)]  # fmt: skip
+                               str(threads), str(runs // rounds)]  # fmt: skip
                     done = subprocess.run(command, capture_output=True, text=True, check=True)
                     kept = pooled.setdefault((preset, batch, runtime), {})
                     for name, values in json.loads(done.stdout.splitlines()[-1]).items():
@@ -275,6 +275,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--batch", type=int, action="append", choices=BATCHES)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--runs", type=int, default=ROUNDS * RUNS, help="of each, in all rounds")
     parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
@@ -288,14 +289,17 @@ def main() -> None:
             raise SystemExit("no GPU here; leave --device out")
         if arguments.modes or arguments.device == "cuda":
             torch.set_num_threads(arguments.threads)
-            made = in_torch(presets, batches, torch.device(arguments.device), ROUNDS * RUNS)
+            made = in_torch(presets, batches, torch.device(arguments.device), arguments.runs)
         else:
-            made = on_processor(presets, batches, arguments.rounds, arguments.threads)
+            made = on_processor(
+                presets, batches, arguments.rounds, arguments.runs, arguments.threads
+            )
         old = json.loads(arguments.out.read_text())["rows"] if arguments.out.is_file() else []
         new = list(made)
         keys = ("preset", "batch", "runtime", "device", "precision", "mode")
         replaced = {tuple(r[k] for k in keys) for r in new}
         rows = [r for r in old if tuple(r[k] for k in keys) not in replaced] + new
+        rows.sort(key=lambda r: [r[k] for k in keys])
         arguments.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
     print(table(json.loads(arguments.out.read_text())))
 

@@ -1,7 +1,7 @@
-"""Score one picture with an exported model, using onnxruntime and numpy alone.
+"""Score one image with an exported model, using onnxruntime and numpy alone.
 
     cdgp export runs/parts --to onnx --out parts.onnx
-    python examples/onnx_numpy.py parts.onnx picture.npy     # (H, W, 3) RGB, uint8
+    python examples/onnx_numpy.py parts.onnx image.npy     # (H, W, 3) RGB, uint8
 
 The file says itself what it takes and when a part is defective; only the resize is done here.
 """
@@ -27,10 +27,10 @@ about = session.get_modelmeta().custom_metadata_map
 height, width = json.loads(about["settings"])["input_size"]
 threshold = json.loads(about["decision"])["threshold"]
 
-picture = np.load(sys.argv[2]).astype(np.float32) / 255
-rows, columns = weights(picture.shape[0], height), weights(picture.shape[1], width)
-image = np.einsum("hy,yxc,wx->chw", rows, picture, columns, optimize=True)[None]
+image = np.load(sys.argv[2]).astype(np.float32) / 255
+rows, columns = weights(image.shape[0], height), weights(image.shape[1], width)
+image = np.einsum("hy,yxc,wx->chw", rows, image, columns, optimize=True)[None]
 score, anomaly_map = session.run(["pred_score", "anomaly_map"], {"images": image})
 y, x = np.unravel_index(anomaly_map[0].argmax(), anomaly_map[0].shape)
 print("defective" if score[0] > threshold else "good", f"{score[0]:.6f}")
-print(f"most anomalous at x = {x / width:.3f}, y = {y / height:.3f} of the picture's sides")
+print(f"most anomalous at x = {x / width:.3f}, y = {y / height:.3f} of the image's sides")

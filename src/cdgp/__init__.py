@@ -1,4 +1,4 @@
-"""Defect detection and localisation learnt from two bins of pictures, good and defective.
+"""Defect detection and localisation learnt from two bins of images, good and defective.
 
 ``fit`` trains, ``load`` opens a trained model, and its ``predict`` returns a ``Prediction``. The
 names are looked up when they are first used, so that ``import cdgp`` needs no torch.

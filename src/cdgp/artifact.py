@@ -18,9 +18,9 @@ from cdgp.errors import CdgpError, ModelFileError
 from cdgp.files import save_tensors
 from cdgp.method.backbone import Encoder
 from cdgp.method.calibration import BranchStatistics, ImageCalibrator, NormalTail
-from cdgp.method.detector import Calibration, Network
 from cdgp.method.gp import DualGP, SparseGP
 from cdgp.method.kernels import kernel_named
+from cdgp.method.network import Calibration, Network
 from cdgp.method.student import ReverseStudent
 from cdgp.method.tokens import TokenProjection
 from cdgp.presets import Settings, settings_from_json
@@ -126,7 +126,7 @@ def decision_of(values: dict[str, Any]) -> Decision:
     """
     decision = Decision(**values)
     bound = decision.false_reject_bound
-    _refuse_no_numbers({"threshold": decision.threshold, "bound": 0 if bound is None else bound})
+    _check_numbers({"threshold": decision.threshold, "bound": 0 if bound is None else bound})
     if not 0 <= decision.threshold < 1 or not isinstance(decision.source, str):
         raise ValueError(f"{decision} is no rule to decide by")
     return decision
@@ -138,11 +138,11 @@ def image_calibrator_of(values: dict[str, Any]) -> ImageCalibrator:
     Raises:
         ValueError: one of them is no number.
     """
-    _refuse_no_numbers({k: v for k, v in values.items() if k != "notes"})
+    _check_numbers({k: v for k, v in values.items() if k != "notes"})
     return ImageCalibrator(**values | {"notes": tuple(values["notes"])})
 
 
-def _refuse_no_numbers(values: dict[str, Any]) -> None:
+def _check_numbers(values: dict[str, Any]) -> None:
     for key, value in values.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value):
@@ -151,9 +151,9 @@ def _refuse_no_numbers(values: dict[str, Any]) -> None:
 
 def _calibration(numbers: dict[str, Any], scores: Tensor) -> Calibration:
     for part in ("dominance", "residual"):
-        _refuse_no_numbers(numbers[part])
-    _refuse_no_numbers({k: v for k, v in numbers["tail"].items() if v is not None})
-    _refuse_no_numbers({k: numbers[k] for k in ("fusion_weight", "image_weight")})
+        _check_numbers(numbers[part])
+    _check_numbers({k: v for k, v in numbers["tail"].items() if v is not None})
+    _check_numbers({k: numbers[k] for k in ("fusion_weight", "image_weight")})
     if scores.ndim != 1 or not scores.is_floating_point():
         raise ValueError("the scores of the normal tail are no list of numbers")
     tail = {k: math.nan if v is None else v for k, v in numbers["tail"].items()}
@@ -168,7 +168,7 @@ def _calibration(numbers: dict[str, Any], scores: Tensor) -> Calibration:
 
 
 def _network(settings: Settings, tensors: dict[str, Tensor]) -> Network:
-    _refuse_other_shapes(settings, tensors)
+    _check_shapes(settings, tensors)
     backbone = settings.backbone
     encoder, teacher = Encoder(backbone.name), Encoder(backbone.name)
     kernel = kernel_named(settings.dual_gp.kernel, settings.dual_gp.rbf_sigma)
@@ -194,7 +194,7 @@ def _network(settings: Settings, tensors: dict[str, Tensor]) -> Network:
     return network
 
 
-def _refuse_other_shapes(settings: Settings, tensors: dict[str, Tensor]) -> None:
+def _check_shapes(settings: Settings, tensors: dict[str, Tensor]) -> None:
     """Damaged settings may name a network of any size, so nothing of it is made before this."""
     backbone = settings.backbone
     with torch.device("meta"):

@@ -7,15 +7,15 @@ carries the exit code that the command line ends with.
 CdgpError                     1   the root: catch this to catch all
 ├── SettingsError             2   an unknown, missing or impossible setting
 │   └── NotRunError           2   a method lacks something that the plan must give it
-├── DataError                 3   the pictures, masks or manifest cannot be used
-│   ├── PictureError          3   one picture or mask that cannot be read as asked
-│   └── LeakError             3   the same picture on both sides of a split
+├── DataError                 3   the images, masks or manifest cannot be used
+│   ├── ImageError          3   one image or mask that cannot be read as asked
+│   └── LeakError             3   the same image on both sides of a split
 ├── WeightsError              1   backbone weights that cannot be had
 ├── ModelFileError            1   a model file that is damaged, foreign or from another version
 ├── OutputError               1   a place that cannot be written, or that holds something already
 ├── LatencyError              1   a measuring process that ended early
 └── TrainingError             1   training went wrong
-    └── NoSeparationError     1   good and defective pictures do not separate: no usable model
+    └── NoSeparationError     1   good and defective images do not separate: no usable model
 ```
 """
 
@@ -37,17 +37,17 @@ class NotRunError(SettingsError):
 
 
 class DataError(CdgpError):
-    """Pictures, masks or a manifest that cannot be used."""
+    """Images, masks or a manifest that cannot be used."""
 
     exit_code = 3
 
 
-class PictureError(DataError):
-    """One picture or mask that cannot be read as asked; the message begins with its path."""
+class ImageError(DataError):
+    """One image or mask that cannot be read as asked; the message begins with its path."""
 
 
 class LeakError(DataError):
-    """The same picture stands on both sides of a split."""
+    """The same image stands on both sides of a split."""
 
 
 class WeightsError(CdgpError):
@@ -71,4 +71,4 @@ class TrainingError(CdgpError):
 
 
 class NoSeparationError(TrainingError):
-    """Good and defective training pictures do not separate, so there is no usable model."""
+    """Good and defective training images do not separate, so there is no usable model."""

@@ -1,4 +1,4 @@
-"""Score labelled pictures with a detector: one row a picture, and the metrics over them."""
+"""Score labelled images with a detector: one row an image, and the metrics over them."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cdgp.data.images import read_masks, resize_mask
 from cdgp.data.manifest import Manifest, Sample
-from cdgp.files import printable, written_whole
+from cdgp.files import atomic_write, printable
 from cdgp.inference import Detector, Prediction, Region
 from cdgp.metrics.ranking import Measure, image_auroc, pixel_auroc
 from cdgp.metrics.regions import aupro
@@ -23,7 +23,7 @@ from cdgp.progress import Progress
 
 
 @dataclass(frozen=True)
-class ScoredPicture:
+class ScoredImage:
     """One row of ``scores.csv``."""
 
     name: str
@@ -52,11 +52,11 @@ class ScoredPicture:
         )  # fmt: skip
 
 
-OnPrediction = Callable[[ScoredPicture, Prediction], None]
+OnPrediction = Callable[[ScoredImage, Prediction], None]
 
 
 class MapFile:
-    """Maps of many pictures in one temporary file, so that memory does not grow with them."""
+    """Maps of many images in one temporary file, so that memory does not grow with them."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="cdgp-maps-")  # noqa: SIM115
@@ -82,17 +82,17 @@ def evaluate(
     samples: Sequence[Sample],
     progress: Progress,
     on_prediction: OnPrediction = lambda row, prediction: None,
-) -> tuple[list[ScoredPicture], dict[str, Any]]:
-    """Score samples; their masks are read into the metrics, after a picture is scored.
+) -> tuple[list[ScoredImage], dict[str, Any]]:
+    """Score samples; their masks are read into the metrics, after an image is scored.
 
-    Pixel metrics take every good picture (all of it unmarked) and every defective picture with a
-    marked mask, at the pictures' own sizes; a defective picture without a mask, or with an empty
+    Pixel metrics take every good image (all of it unmarked) and every defective image with a
+    marked mask, at the images' own sizes; a defective image without a mask, or with an empty
     one, takes part in the image metrics alone, and is listed.
 
     Args:
         detector: a trained detector.
         manifest: that the samples belong to, for their names.
-        samples: pictures with labels and, where there are any, masks.
+        samples: images with labels and, where there are any, masks.
         progress: where to tell the progress.
         on_prediction: called with each row and its prediction, to draw or store it.
 
@@ -100,16 +100,16 @@ def evaluate(
         The rows, and the metrics as ``metrics.json`` holds them.
 
     Raises:
-        PictureError: a picture or mask that cannot be read.
+        ImageError: an image or mask that cannot be read.
     """
-    rows: list[ScoredPicture] = []
+    rows: list[ScoredImage] = []
     store, masks, names = MapFile(), list[NDArray[np.bool_]](), list[str]()
     notes: dict[str, list[str]] = defaultdict(list)
     with progress.phase("Evaluation", len(samples)) as advance:
         for sample in samples:
             prediction = detector.predict(sample.image)
             name = manifest.name(sample.image)
-            row = ScoredPicture.of(prediction, name, sample.image, sample.split, sample.defective)
+            row = ScoredImage.of(prediction, name, sample.image, sample.split, sample.defective)
             rows.append(row)
             on_prediction(row, prediction)
             height, width = prediction.anomaly_map.shape
@@ -120,7 +120,7 @@ def evaluate(
                 names.append(name)
             advance()
     metrics = image_metrics(rows, detector) | pixel_metrics(store.maps(), masks, names)
-    metrics["notes"] = odd_pictures(notes, samples)
+    metrics["notes"] = odd_images(notes, samples)
     return rows, metrics
 
 
@@ -131,14 +131,14 @@ def true_mask(
     name: str,
     notes: dict[str, list[str]],
 ) -> NDArray[np.bool_] | None:
-    """(H, W) bool, or None where the picture takes no part in the pixel metrics.
+    """(H, W) bool, or None where the image takes no part in the pixel metrics.
 
     Args:
         sample: with its masks.
-        native: (height, width) of the picture.
+        native: (height, width) of the image.
         size: (height, width) that is scored; where it is another, nearest neighbours are taken.
-        name: of the picture, for the notes.
-        notes: lists of odd pictures, added to.
+        name: of the image, for the notes.
+        notes: lists of odd images, added to.
     """
     marked = read_masks(sample.masks, native) if sample.masks else None
     if not sample.defective:
@@ -158,14 +158,14 @@ def true_mask(
     return scored
 
 
-def odd_pictures(notes: dict[str, list[str]], samples: Sequence[Sample]) -> dict[str, list[str]]:
-    """The notes worth telling; that no picture at all has a mask is no oddity of a picture."""
+def odd_images(notes: dict[str, list[str]], samples: Sequence[Sample]) -> dict[str, list[str]]:
+    """The notes worth telling; that no image at all has a mask is no oddity of an image."""
     if not any(sample.masks for sample in samples):
         notes = {key: names for key, names in notes.items() if key != "defective_without_mask"}
     return {key: names for key, names in notes.items() if names}
 
 
-def image_metrics(rows: Sequence[ScoredPicture], detector: Detector) -> dict[str, Any]:
+def image_metrics(rows: Sequence[ScoredImage], detector: Detector) -> dict[str, Any]:
     """Image AUROC, calibration error, and what the decision costs, with the counts."""
     scores = np.array([row.pred_score for row in rows], dtype=np.float64)
     labels = np.array([bool(row.defective) for row in rows], dtype=np.bool_)
@@ -207,10 +207,10 @@ def _told(name: str, measure: Measure) -> dict[str, Any]:
     return told
 
 
-def write_scores(path: Path, rows: Iterable[ScoredPicture]) -> None:
+def write_scores(path: Path, rows: Iterable[ScoredImage]) -> None:
     """``scores.csv``: image, split, label, pred_score, pred_label, regions (JSON)."""
     words = {True: "defective", False: "good", None: ""}
-    with written_whole(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as f:
+    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as f:
         table = csv.writer(f)
         table.writerow(["image", "split", "label", "pred_score", "pred_label", "regions"])
         for row in rows:

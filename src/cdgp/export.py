@@ -3,7 +3,7 @@
 One ONNX graph is made, with calibration and decision data inside, and OpenVINO reads that same
 graph. The graph takes what ``data.images.to_input`` makes: float32 RGB in [0, 1], resized
 bilinearly with antialiasing. Before anything is written, the runtime that will run the file scores
-real pictures beside torch, in batches of 1, 3 and 5.
+real images beside torch, in batches of 1, 3 and 5.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ from torch import Tensor
 
 from cdgp import artifact
 from cdgp.artifact import Model
-from cdgp.data.images import digest, read_picture, to_input
-from cdgp.data.layouts import walk_pictures
+from cdgp.data.images import digest, read_image, to_input
+from cdgp.data.layouts import walk_images
 from cdgp.data.manifest import absolute, read_csv
-from cdgp.data.splits import evenly
+from cdgp.data.splits import subsample_evenly
 from cdgp.errors import DataError, ModelFileError, OutputError, SettingsError
-from cdgp.files import written_whole
+from cdgp.files import atomic_write
 from cdgp.inference import model_file
 from cdgp.method.backbone import STRIDES
 from cdgp.method.calibration import image_probability
@@ -56,16 +56,16 @@ OPSET = 18
 TOLERANCE = 1e-4
 """Most that U, a(x) and the probability may move; a file that moves them more is not written."""
 BATCHES = (1, 3, 5)
-PARITY_PICTURES = 50
-"""At most so many pictures are compared."""
-QUANTISATION_PICTURES = 300
-"""At most so many pictures set the ranges of an INT8 graph."""
+PARITY_IMAGES = 50
+"""At most so many images are compared."""
+QUANTISATION_IMAGES = 300
+"""At most so many images set the ranges of an INT8 graph."""
 
 
 class Parity(NamedTuple):
-    """How far a runtime is from torch, over all compared pictures and batches."""
+    """How far a runtime is from torch, over all compared images and batches."""
 
-    pictures: int
+    images: int
     fused: float
     """Largest difference of U, in standard deviations of the normal branches."""
     pooled: float
@@ -77,7 +77,7 @@ class Parity(NamedTuple):
     ranks: float
     """Share of map pixels that are more than one rank off among the normal scores."""
     labels: int
-    """Pictures whose decision differs."""
+    """Images whose decision differs."""
 
     @property
     def worst(self) -> float:
@@ -86,11 +86,11 @@ class Parity(NamedTuple):
 
 
 Labelled = tuple[Path, bool | None]
-"""A picture, and whether it is defective where that is known."""
+"""An image, and whether it is defective where that is known."""
 
 
 class Source(NamedTuple):
-    """A model, and real pictures to compare on and to set ranges by."""
+    """A model, and real images to compare on and to set ranges by."""
 
     path: Path
     model: Model
@@ -98,24 +98,24 @@ class Source(NamedTuple):
     fitted: Sequence[Labelled]
 
 
-def read_source(path: Path, pictures: Sequence[Path] = ()) -> Source:
-    """A model with the calibration and fit pictures of its run, or with given pictures for both.
+def read_source(path: Path, images: Sequence[Path] = ()) -> Source:
+    """A model with the calibration and fit images of its run, or with given images for both.
 
     Raises:
         ModelFileError: see ``artifact.load``.
-        DataError: no pictures.
+        DataError: no images.
     """
     model = artifact.load(model_file(path))
-    if pictures:
-        found = [(p, None) for place in pictures for p in walk_pictures(place)]
+    if images:
+        found = [(p, None) for place in images for p in walk_images(place)]
         if not found:
-            raise DataError(f"--pictures {', '.join(map(str, pictures))}: no pictures found")
+            raise DataError(f"--images {', '.join(map(str, images))}: no images found")
         return Source(model_file(path), model, found, found)
     table = model_file(path).parent / "manifest.csv"
     if not table.is_file():
         raise DataError(
-            f"{table}: is not there, so there are no pictures to compare the export on; give some "
-            "with --pictures FOLDER"
+            f"{table}: is not there, so there are no images to compare the export on; give some "
+            "with --images FOLDER"
         )
     manifest = read_csv(table)
     fitted = [(s.image, s.defective) for s in manifest.of("fit")]
@@ -161,14 +161,14 @@ def export(
         trained = "x".join(map(str, model.settings.input_size))
         model = model._replace(
             settings=model.settings.model_copy(update={"input_size": input_size}),
-            # A bound holds for pictures as they were calibrated.
+            # A bound holds for images as they were calibrated.
             decision=model.decision._replace(
                 source=f"{model.decision.source}; calibrated at an input of {trained}",
                 false_reject_bound=None,
             ),
         )
     card, data = card_of(model), model.settings.data
-    inputs = _Inputs(evenly(source.compared, PARITY_PICTURES), data.white_level,
+    inputs = _Inputs(subsample_evenly(source.compared, PARITY_IMAGES), data.white_level,
                      model.settings.input_size)  # fmt: skip
     reference = TorchRuntime(model, torch.device("cpu"))
     with progress.phase("Export", 1) as advance:
@@ -185,7 +185,7 @@ def export(
                 f"OpenVINO cannot read the graph, operator set {opset}: {error}"
             ) from error
         if int8:
-            chosen = evenly(source.fitted, QUANTISATION_PICTURES)
+            chosen = subsample_evenly(source.fitted, QUANTISATION_IMAGES)
             network = quantised(
                 network, _Inputs(chosen, data.white_level, model.settings.input_size), progress
             )
@@ -195,7 +195,7 @@ def export(
     if not int8 and not found.worst <= TOLERANCE:
         raise ModelFileError(
             f"{out}: not written: {RUNTIME[target]} and torch differ by {found.worst:.2g} on "
-            f"{found.pictures} pictures, {TOLERANCE:g} is allowed (U {found.fused:.2g}, a(x) "
+            f"{found.images} images, {TOLERANCE:g} is allowed (U {found.fused:.2g}, a(x) "
             f"{found.pooled:.2g}, probability {found.pred_score:.2g}); another version of "
             f"{RUNTIME[target]}, another --opset or the other target may do"
         )
@@ -223,7 +223,7 @@ def export(
     if target == "onnx":
         for key, value in metadata.items():
             proto.metadata_props.add(key=key, value=value)
-        with written_whole(out) as temporary:
+        with atomic_write(out) as temporary:
             temporary.write_bytes(proto.SerializeToString())
     else:
         for key, value in metadata.items():
@@ -277,7 +277,7 @@ def to_onnx(graph: InferenceGraph, size: tuple[int, int], free: bool, opset: int
         3: STRIDES[-1] * torch.export.Dim("columns"),
     }
     shapes = {0: torch.export.Dim("batch")} | (sides if free else {})
-    # Two pictures, and sides that differ where they are free: equal ones would be tied together.
+    # Two images, and sides that differ where they are free: equal ones would be tied together.
     example = torch.rand(
         2, 3, size[0], size[1] + (STRIDES[-1] if free and size[0] == size[1] else 0)
     )
@@ -318,7 +318,7 @@ def _quiet_exporter() -> Iterator[None]:
 
 
 class _Inputs(Sequence[Tensor]):
-    """Network inputs (3, H, W) of pictures, decoded when they are asked for."""
+    """Network inputs (3, H, W) of images, decoded when they are asked for."""
 
     def __init__(
         self, samples: Sequence[Labelled], white_level: int, size: tuple[int, int]
@@ -331,7 +331,7 @@ class _Inputs(Sequence[Tensor]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
-        return to_input(read_picture(self.samples[index][0], self.white_level), self.size)
+        return to_input(read_image(self.samples[index][0], self.white_level), self.size)
 
 
 def compare(
@@ -381,7 +381,7 @@ def compare(
 
 
 def quantised(network: Any, inputs: _Inputs, progress: Progress) -> Any:
-    """An OpenVINO network with its encoders and student in 8 bits, ranges set by real pictures.
+    """An OpenVINO network with its encoders and student in 8 bits, ranges set by real images.
 
     The dominance head stays as it is: it divides by a length that can be small.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its name once the block has ended well.
 
     Whatever kills the program, a reader finds the old file, the new one, or none.
@@ -55,7 +55,7 @@ def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[
     from safetensors.torch import save_file
 
     copies = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
-    with written_whole(path) as temporary:
+    with atomic_write(path) as temporary:
         try:
             save_file(copies, temporary, metadata=dict(metadata))
         except SafetensorError as error:  # a full disk, for one, is no OSError there
@@ -63,7 +63,7 @@ def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[
 
 
 LEFTOVER = re.compile(r"\..+(\.[^.]+)\.[a-z0-9_]{8}\1")
-"""How ``written_whole`` names what it has not finished: .NAME.SUFFIX.12345678.SUFFIX"""
+"""How ``atomic_write`` names what it has not finished: .NAME.SUFFIX.12345678.SUFFIX"""
 RESULT_FOLDERS = ("overlays", "maps")
 RESULT_FILES = (
     "scores.csv", "metrics.json", "report.html", "suspects.csv", "check.json", "unreadable.csv",
@@ -71,7 +71,7 @@ RESULT_FILES = (
 )  # fmt: skip
 
 
-def refuse_replacing(folder: Path, names: Iterable[str], paths: Iterable[Path]) -> None:
+def check_not_replaced(folder: Path, names: Iterable[str], paths: Iterable[Path]) -> None:
     """Sub-folders that are about to be replaced must hold nothing that is read.
 
     Raises:
@@ -94,7 +94,7 @@ def remove_results(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Take away what a kill left of files that ``written_whole`` was writing; others stay."""
+    """Take away what a kill left of files that ``atomic_write`` was writing; others stay."""
     places = [folder.glob(".*"), *((folder / name).rglob(".*") for name in RESULT_FOLDERS)]
     for path in (path for place in places for path in place):
         if LEFTOVER.fullmatch(path.name) and path.is_file():
@@ -108,5 +108,5 @@ def printable(text: str) -> str:
 
 def write_text(path: Path, text: str, errors: str = "strict") -> None:
     """Write a UTF-8 text file whole, its line ends as they are."""
-    with written_whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors=errors, newline="")

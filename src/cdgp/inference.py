@@ -1,4 +1,4 @@
-"""Pictures to predictions: map at the picture's own size, probability, decision, regions."""
+"""Images to predictions: map at the image's own size, probability, decision, regions."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from cdgp import artifact
-from cdgp.data.images import MIN_SIDE, read_picture, to_input
-from cdgp.errors import ModelFileError, PictureError, SettingsError
+from cdgp.data.images import MIN_SIDE, read_image, to_input
+from cdgp.errors import ImageError, ModelFileError, SettingsError
 from cdgp.method.calibration import image_probability, upsample
 from cdgp.presets import Settings
 from cdgp.runtimes import (
@@ -24,34 +24,34 @@ from cdgp.runtimes import (
 )
 
 MAX_REGIONS = 100
-"""At most so many regions a picture are reported, the highest peaks first."""
+"""At most so many regions an image are reported, the highest peaks first."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """A connected part of the picture that is rarer than the region level on good parts."""
+    """A connected part of the image that is rarer than the region level on good parts."""
 
     x: int
-    """Left edge of its box, in pixels of the picture."""
+    """Left edge of its box, in pixels of the image."""
     y: int
     """Top edge of its box."""
     width: int
     height: int
     area: int
-    """In pixels of the picture."""
+    """In pixels of the image."""
     peak: float
     """Largest surprisal inside, in nats: minus the log of the normal-tail probability."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the detector says of one picture."""
+    """What the detector says of one image."""
 
     anomaly_map: NDArray[np.float32]
-    """(H, W) of the original picture; higher is more anomalous. In nats, comparable between
-    pictures of one model: surprisal plus image_weight times log probability."""
+    """(H, W) of the original image; higher is more anomalous. In nats, comparable between
+    images of one model: surprisal plus image_weight times log probability."""
     surprisal: NDArray[np.float32]
-    """(H, W) of the original picture; minus the log of the normal-tail probability, at least 0."""
+    """(H, W) of the original image; minus the log of the normal-tail probability, at least 0."""
     pred_score: float
     """Calibrated probability that the part is defective, in [0, 1]."""
     pred_label: bool
@@ -59,7 +59,7 @@ class Prediction:
     regions: tuple[Region, ...]
     """Highest peak first."""
     pred_mask: NDArray[np.bool_]
-    """(H, W) of the original picture, True where a pixel is rarer than the region level."""
+    """(H, W) of the original image, True where a pixel is rarer than the region level."""
 
 
 class Detector:
@@ -103,7 +103,7 @@ class Detector:
 
     @property
     def threshold(self) -> float:
-        """A picture is called defective when its probability is above this."""
+        """An image is called defective when its probability is above this."""
         return self.card.decision.threshold
 
     @property
@@ -117,24 +117,24 @@ class Detector:
         """Surprisal, in nats, above which a pixel belongs to a region."""
         return float(-np.log(self.settings.decision.region_level))
 
-    def predict(self, picture: str | Path | NDArray[Any]) -> Prediction:
-        """Predict one picture.
+    def predict(self, image: str | Path | NDArray[Any]) -> Prediction:
+        """Predict one image.
 
         Args:
-            picture: a path, or an array as ``as_picture`` takes it.
+            image: a path, or an array as ``as_image`` takes it.
 
         Raises:
-            PictureError: a file that cannot be read, or an array of another kind.
+            ImageError: a file that cannot be read, or an array of another kind.
         """
-        if isinstance(picture, str | Path):
-            pixels = read_picture(Path(picture), self.settings.data.white_level)
+        if isinstance(image, str | Path):
+            pixels = read_image(Path(image), self.settings.data.white_level)
         else:
-            pixels = as_picture(picture, self.settings.data.white_level)
+            pixels = as_image(image, self.settings.data.white_level)
         native = (pixels.shape[0], pixels.shape[1])
         if self.settings.tile:
             if not isinstance(self.runtime, TorchRuntime):
                 raise ModelFileError(
-                    "an exported model cannot cut pictures into windows; load model.safetensors"
+                    "an exported model cannot cut images into windows; load model.safetensors"
                 )
             whole = torch.from_numpy(pixels).permute(2, 0, 1)
             found = self.runtime.run_tiled(whole, self.settings.input_size)
@@ -194,7 +194,7 @@ def model_file(path: Path) -> Path:
     return path / "model.safetensors" if path.is_dir() else path
 
 
-def as_picture(array: NDArray[Any], white_level: int) -> NDArray[np.float32]:
+def as_image(array: NDArray[Any], white_level: int) -> NDArray[np.float32]:
     """An array as HWC float32 RGB in [0, 1].
 
     Args:
@@ -203,14 +203,12 @@ def as_picture(array: NDArray[Any], white_level: int) -> NDArray[np.float32]:
         white_level: the value that means white in uint16.
 
     Raises:
-        PictureError: another shape, type or range.
+        ImageError: another shape, type or range.
     """
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3):
-        raise PictureError(
-            f"an array of shape {array.shape}: expected (H, W) grey or (H, W, 3) RGB"
-        )
+        raise ImageError(f"an array of shape {array.shape}: expected (H, W) grey or (H, W, 3) RGB")
     if min(array.shape[:2]) < MIN_SIDE:
-        raise PictureError(
+        raise ImageError(
             f"an array of {array.shape[1]} × {array.shape[0]} pixels: smaller than the least that "
             f"can be scored, {MIN_SIDE} × {MIN_SIDE}"
         )
@@ -221,9 +219,9 @@ def as_picture(array: NDArray[Any], white_level: int) -> NDArray[np.float32]:
     elif np.issubdtype(array.dtype, np.floating):
         scale = 1
     else:
-        raise PictureError(f"an array of {array.dtype}: expected uint8, uint16 or float in [0, 1]")
+        raise ImageError(f"an array of {array.dtype}: expected uint8, uint16 or float in [0, 1]")
     if not bool(np.isfinite(array).all()) or array.min() < 0 or array.max() > scale:
-        raise PictureError(
+        raise ImageError(
             f"an array of {array.dtype} with values outside [0, {scale}] or not finite"
         )
     pixels = array.astype(np.float32) / np.float32(scale)
@@ -236,7 +234,7 @@ def find_regions(surprisal: NDArray[np.float32], level: float) -> tuple[Region, 
     above = surprisal > level
     if not above.any():
         return ()
-    # Most of a picture is quiet: only the box around what is not has to be labelled.
+    # Most of an image is quiet: only the box around what is not has to be labelled.
     top, bottom = np.flatnonzero(above.any(1))[[0, -1]]
     left, right = np.flatnonzero(above.any(0))[[0, -1]]
     box = above[top : bottom + 1, left : right + 1]

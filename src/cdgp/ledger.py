@@ -1,7 +1,7 @@
 """What a prediction has finished, on disk, so that it can stop anywhere and go on.
 
-An SQLite file beside the results; a picture is in it once its overlay is written whole. A kill
-loses the pictures of the last second, which are scored again.
+An SQLite file beside the results; an image is in it once its overlay is written whole. A kill
+loses the images of the last second, which are scored again.
 """
 
 import json
@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cdgp.errors import OutputError, PictureError
-from cdgp.evaluation import OnPrediction, ScoredPicture
+from cdgp.errors import ImageError, OutputError
+from cdgp.evaluation import OnPrediction, ScoredImage
 from cdgp.files import printable
 from cdgp.inference import Detector, Region
 
@@ -24,9 +24,9 @@ COMMIT_SECONDS = 1.0
 
 
 class Ledger:
-    """Scored and unreadable pictures of one prediction, as rows on disk.
+    """Scored and unreadable images of one prediction, as rows on disk.
 
-    Iterating gives the scored pictures by name, as often as wanted, one in memory at a time.
+    Iterating gives the scored images by name, as often as wanted, one in memory at a time.
 
     Args:
         folder: of the results.
@@ -42,7 +42,7 @@ class Ledger:
             self._rows = sqlite3.connect(self.path)
             self._rows.executescript(
                 "CREATE TABLE IF NOT EXISTS marks (key TEXT PRIMARY KEY, value TEXT NOT NULL);"
-                "CREATE TABLE IF NOT EXISTS pictures (name BLOB PRIMARY KEY, path BLOB NOT NULL,"
+                "CREATE TABLE IF NOT EXISTS images (name BLOB PRIMARY KEY, path BLOB NOT NULL,"
                 " score REAL, label INTEGER, regions TEXT, problem TEXT) WITHOUT ROWID;"
             )
             begun = dict(self._rows.execute("SELECT key, value FROM marks"))
@@ -59,55 +59,55 @@ class Ledger:
         self._saved = time.monotonic()
 
     def has(self, name: str) -> bool:
-        """Whether a picture is finished, or known to be unreadable."""
-        query = "SELECT 1 FROM pictures WHERE name = ?"
+        """Whether an image is finished, or known to be unreadable."""
+        query = "SELECT 1 FROM images WHERE name = ?"
         return bool(self._all(query, os.fsencode(name)))
 
     def __contains__(self, row: object) -> bool:
-        return isinstance(row, ScoredPicture) and self.has(row.name)
+        return isinstance(row, ScoredImage) and self.has(row.name)
 
     def __len__(self) -> int:
         return self._count("problem IS NULL")
 
-    def __iter__(self) -> Iterator[ScoredPicture]:
+    def __iter__(self) -> Iterator[ScoredImage]:
         query = (
-            "SELECT name, path, score, label, regions FROM pictures WHERE problem IS NULL "
+            "SELECT name, path, score, label, regions FROM images WHERE problem IS NULL "
             "ORDER BY name"
         )
         for name, path, score, label, regions in self._each(query):
-            yield ScoredPicture(
+            yield ScoredImage(
                 os.fsdecode(name), Path(os.fsdecode(path)), None, None, score, bool(label),
                 tuple(Region(**region) for region in json.loads(regions)),
             )  # fmt: skip
 
     @property
     def rejected(self) -> int:
-        """How many pictures were called defective."""
+        """How many images were called defective."""
         return self._count("label = 1")
 
     @property
     def unreadable(self) -> int:
-        """How many pictures could not be read."""
+        """How many images could not be read."""
         return self._count("problem IS NOT NULL")
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """(name, message) of the pictures that could not be read, by name."""
-        query = "SELECT name, problem FROM pictures WHERE problem IS NOT NULL ORDER BY name"
+        """(name, message) of the images that could not be read, by name."""
+        query = "SELECT name, problem FROM images WHERE problem IS NOT NULL ORDER BY name"
         for name, problem in self._each(query):
             yield os.fsdecode(name), problem
 
-    def add(self, row: ScoredPicture) -> None:
-        """A picture whose results are written."""
+    def add(self, row: ScoredImage) -> None:
+        """An image whose results are written."""
         regions = json.dumps([asdict(region) for region in row.regions])
         self._put(row.name, row.path, row.pred_score, int(row.pred_label), regions, None)
 
-    def refuse(self, name: str, path: Path, error: PictureError) -> None:
-        """A picture that cannot be read."""
+    def refuse(self, name: str, path: Path, error: ImageError) -> None:
+        """An image that cannot be read."""
         self._put(name, path, None, None, None, printable(str(error)))
 
     def forget_unreadable(self) -> None:
-        """Let pictures that could not be read be tried again."""
-        self._all("DELETE FROM pictures WHERE problem IS NOT NULL")
+        """Let images that could not be read be tried again."""
+        self._all("DELETE FROM images WHERE problem IS NOT NULL")
         self.save()
 
     def save(self) -> None:
@@ -126,13 +126,13 @@ class Ledger:
         self._rows.close()
 
     def _put(self, name: str, path: Path, *values: float | str | None) -> None:
-        query = "INSERT OR REPLACE INTO pictures VALUES (?, ?, ?, ?, ?, ?)"
+        query = "INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?, ?, ?)"
         self._all(query, os.fsencode(name), os.fsencode(path), *values)
         if time.monotonic() - self._saved > COMMIT_SECONDS:
             self.save()
 
     def _count(self, which: str) -> int:
-        return int(self._all(f"SELECT COUNT(*) FROM pictures WHERE {which}")[0][0])
+        return int(self._all(f"SELECT COUNT(*) FROM images WHERE {which}")[0][0])
 
     def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         with self._told():
@@ -161,7 +161,7 @@ def predict_into(
     on_prediction: OnPrediction,
     advance: Callable[[], object],
 ) -> None:
-    """Score pictures, (name, path) each, that the ledger does not have yet.
+    """Score images, (name, path) each, that the ledger does not have yet.
 
     What cannot be read is put down with the reason, and the others go on.
 
@@ -172,9 +172,9 @@ def predict_into(
         if not ledger.has(name):
             try:
                 prediction = detector.predict(path)
-                row = ScoredPicture.of(prediction, name, path)
+                row = ScoredImage.of(prediction, name, path)
                 on_prediction(row, prediction)
-            except PictureError as error:
+            except ImageError as error:
                 ledger.refuse(name, path, error)
             else:
                 ledger.add(row)

@@ -28,16 +28,16 @@ class _Section(BaseModel):
 
 
 class DataSettings(_Section):
-    """How pictures become a split manifest."""
+    """How images become a split manifest."""
 
     good: str = "good"
-    """Name of the folder with the good pictures."""
+    """Name of the folder with the good images."""
     defective: str = "defective"
-    """Name of the folder with the defective pictures."""
+    """Name of the folder with the defective images."""
     white_level: Count = 65535
     """The value that means white in 16-bit files; 4095 for 12-bit cameras."""
     test_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.2
-    """Share of the groups kept for evaluation where the manifest names no test pictures."""
+    """Share of the groups kept for evaluation where the manifest names no test images."""
     calibration_fraction: Annotated[float, Field(gt=0, le=0.5)] = 0.2
     """Share of the training groups kept for calibration (paper: 20 %)."""
 
@@ -60,7 +60,7 @@ class InducingSettings(_Section):
     anomaly: Count = 16
     hard_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
     tokens_per_class: Count = 20_000
-    """At most so many tokens of a class are held while sampling, the same number a picture."""
+    """At most so many tokens of a class are held while sampling, the same number an image."""
 
 
 class DualGPSettings(_Section):
@@ -99,9 +99,9 @@ class DualGPSettings(_Section):
     """Whether batch statistics or the pretrained running statistics normalise while training."""
     sampler: Literal["random", "balanced"]
     """``random`` walks through shuffled epochs; ``balanced`` fills half of every batch with
-    defective pictures and half with good ones."""
+    defective images and half with good ones."""
     mil_pooling: Literal["max", "logsumexp", "top"]
-    """How the token margins of a picture become its bag margin: the maximum of Eq. 14, the
+    """How the token margins of an image become its bag margin: the maximum of Eq. 14, the
     log-sum-exp of Eq. 28, or the mean of the largest 5 %."""
     no_separation: Literal["stop", "flag"] = "stop"
     """What happens when the two bins do not separate: stop with advice, or go on and say so."""
@@ -122,7 +122,7 @@ class StudentSettings(_Section):
     blur_probability: Fraction = 0.70
     erase_probability: Fraction = 0.75
     erase_sides: tuple[Fraction, Fraction] = (1 / 16, 1 / 5)
-    """Least and largest side of the erased rectangle, as a share of the picture's side."""
+    """Least and largest side of the erased rectangle, as a share of the image's side."""
     hard_fraction: Annotated[float, Field(gt=0, le=1)] = 0.10
     hard_weight: Annotated[float, Field(ge=0)] = 0.65
     smooth_weight: Annotated[float, Field(ge=0)] = 0.10
@@ -132,7 +132,7 @@ class CalibrationSettings(_Section):
     """From evidence to numbers (Section 3.6)."""
 
     pictures: Literal["seen", "held_out"] = "seen"
-    """Whether the Dual GP has trained on the calibration pictures (the paper) or not."""
+    """Whether the Dual GP has trained on the calibration images (the paper) or not."""
     evidence: Literal["dominance", "mean_margin"] = "dominance"
     """The statistic of Eq. 10, or the mean margin of Eq. 8 (the paper's control)."""
     fusion_weight: Fraction
@@ -153,7 +153,7 @@ class DecisionSettings(_Section):
     """From numbers to a decision."""
 
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """A picture is called defective when its probability is above this."""
+    """An image is called defective when its probability is above this."""
     max_false_rejects: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Sets the threshold so that at most this share of good parts is rejected."""
     region_level: Annotated[float, Field(gt=0, lt=1)] = 1e-4
@@ -163,7 +163,7 @@ class DecisionSettings(_Section):
 class InferenceSettings(_Section):
     """How the trained model runs in torch on a GPU; on a processor it is float32, step by step.
 
-    Whatever is not the default is compared with float32 on the calibration pictures before the
+    Whatever is not the default is compared with float32 on the calibration images before the
     model is written; a model that was made without a GPU has not been, and runs in float32.
     """
 
@@ -179,10 +179,10 @@ class Settings(_Section):
     preset: PresetName
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     input_size: tuple[Count, Count]
-    """(height, width) that pictures are resized to, or of the windows that they are cut into;
+    """(height, width) that images are resized to, or of the windows that they are cut into;
     multiples of 16, at least 64."""
     tile: bool = False
-    """Whether pictures are cut into overlapping windows of ``input_size`` at their own resolution,
+    """Whether images are cut into overlapping windows of ``input_size`` at their own resolution,
     in place of being resized to it."""
     data: DataSettings = DataSettings()
     backbone: BackboneSettings
@@ -209,7 +209,7 @@ class Settings(_Section):
         if self.decision.max_false_rejects is not None and self.calibration.pictures != "held_out":
             raise ValueError(
                 "decision.max_false_rejects needs calibration.pictures = 'held_out': a bound on "
-                "false rejects holds only for good pictures that no stage has trained on"
+                "false rejects holds only for good images that no stage has trained on"
             )
         return self
 

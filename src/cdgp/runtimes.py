@@ -103,10 +103,10 @@ class TorchRuntime:
         return found
 
     @torch.inference_mode()
-    def run_tiled(self, picture: Tensor, window: tuple[int, int]) -> Outputs:
+    def run_tiled(self, image: Tensor, window: tuple[int, int]) -> Outputs:
         """(3, H, W) float32 RGB in [0, 1] of any size, by windows, to maps of its size."""
-        evidence = tiled_evidence(self.graph.evidence, picture, window)
-        return outputs_of(self.graph, evidence, (picture.shape[1], picture.shape[2]))
+        evidence = tiled_evidence(self.graph.evidence, image, window)
+        return outputs_of(self.graph, evidence, (image.shape[1], image.shape[2]))
 
 
 class OnnxRuntime:

@@ -32,10 +32,10 @@ def bench_latency(
 
       cdgp bench-latency runs/parts parts.onnx parts.xml --threads 2 --out runs/latency
     """
-    from cdgp.bench.latency import measure, plot
-    from cdgp.bench.plan import installed
     from cdgp.errors import OutputError, SettingsError
     from cdgp.files import write_text
+    from cdgp_bench.measure.latency import measure, plot
+    from cdgp_bench.plan import installed
 
     if not installed("matplotlib"):
         raise SettingsError(
@@ -55,7 +55,7 @@ def bench_latency(
     plot(found, places[1])
     first = found["files"][0]["latency_ms"]["median"]
     say(f"{'runtime':<12}{'precision':<10}{'÷ first':>8}{'median':>10}{'p95':>10}"
-        f"{'pictures/s':>12}{'peak':>10}{'start':>8}")  # fmt: skip
+        f"{'images/s':>12}{'peak':>10}{'start':>8}")  # fmt: skip
     for facts in found["files"]:
         told_ms = facts["latency_ms"]
         batch, rate = max(facts["throughput"].items(), key=lambda item: item[1])

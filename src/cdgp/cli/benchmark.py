@@ -44,12 +44,12 @@ def benchmark(
 
       cdgp benchmark my_plan.toml
     """
-    from cdgp.bench.page import render
-    from cdgp.bench.plan import read_plan, ready_plans, require_packages
-    from cdgp.bench.run import ROWS, run_plan
-    from cdgp.bench.scoring import cell_name
     from cdgp.errors import SettingsError
     from cdgp.presets import merged
+    from cdgp_bench.page import render
+    from cdgp_bench.plan import read_plan, ready_plans, require_packages
+    from cdgp_bench.run import ROWS, run_plan
+    from cdgp_bench.scoring import cell_name
 
     if show_list or not plan:
         for name in ready_plans():

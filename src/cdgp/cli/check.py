@@ -1,4 +1,4 @@
-"""``cdgp check``: what is wrong with a set of pictures, before anything is trained."""
+"""``cdgp check``: what is wrong with a set of images, before anything is trained."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ import typer
 from cdgp.cli.common import bars, say, shortened, told, warn
 
 if TYPE_CHECKING:
-    from cdgp.data.audit import Audit
+    from cdgp.audit.findings import Audit
 
 STRICT = 1
 
@@ -31,9 +31,9 @@ def check(
         typer.Option(help="CSV manifest to write, near duplicates in one group.", metavar="FILE"),
     ] = None,
     strict: Annotated[bool, typer.Option(help="Warnings make the exit code 1.")] = False,
-    good: Annotated[str | None, typer.Option(help="Name of the folder of good pictures.")] = None,
+    good: Annotated[str | None, typer.Option(help="Name of the folder of good images.")] = None,
     defective: Annotated[
-        str | None, typer.Option(help="Name of the folder of defective pictures.")
+        str | None, typer.Option(help="Name of the folder of defective images.")
     ] = None,
     white_level: Annotated[
         int | None, typer.Option(help="The value that means white in 16-bit files; 65535.")
@@ -41,10 +41,10 @@ def check(
     overwrite: Annotated[bool, typer.Option(help="Replace earlier results.")] = False,
     quiet: Annotated[bool, typer.Option(help="No progress bars.")] = False,
 ) -> None:
-    """Tell what is wrong with pictures, labels, masks and splits.
+    """Tell what is wrong with images, labels, masks and splits.
 
     Broken files, copies and near duplicates (across splits and labels too), masks that contradict
-    the labels, trivial facts that predict the label, too few pictures. Nothing is changed.
+    the labels, trivial facts that predict the label, too few images. Nothing is changed.
 
     Exit code 0: usable; 1: usable with warnings, and --strict was given; 2: an option is wrong; 3:
     unusable.
@@ -57,8 +57,8 @@ def check(
 
       cdgp check parts --groups parts/manifest.csv
     """
-    from cdgp.data import audit as auditing
-    from cdgp.data.layouts import load, refuse_inside
+    from cdgp.audit import findings as auditing
+    from cdgp.data.layouts import check_outside, load
     from cdgp.data.manifest import absolute
     from cdgp.errors import DataError, SettingsError
     from cdgp.files import write_text
@@ -69,7 +69,7 @@ def check(
     bins = (good or own.good, defective or own.defective)
     white = own.white_level if white_level is None else white_level
     if out_folder is not None:
-        refuse_inside(out_folder, data, *bins)
+        check_outside(out_folder, data, *bins)
     files = [out_folder / name for name in ("check.json", "check.html")] if out_folder else []
     for path in (*files, *([groups] if groups else [])):
         if path.exists() and not overwrite:
@@ -80,7 +80,7 @@ def check(
     read = {*manifest.paths(), *([table] if table.is_file() else [])}
     if groups is not None and absolute(groups) in read:
         raise SettingsError(f"--groups {groups}: is read here; choose another file")
-    with bars(quiet).phase("Reading pictures", len(manifest.samples)) as advance:
+    with bars(quiet).phase("Reading images", len(manifest.samples)) as advance:
         found = auditing.check(manifest, white, advance, notes)
     show(found)
     if out_folder is not None:
@@ -107,10 +107,10 @@ def show(found: "Audit") -> None:
     say(f"sizes: {shortened(', '.join(sizes), 200)}")
     for finding in found.findings:
         warn(f"{finding.severity}: {shortened(finding.text, 2000)}", finding.severity == "error")
-        for group in finding.pictures[:3] if finding.kind != "broken" else ():
+        for group in finding.images[:3] if finding.kind != "broken" else ():
             warn(f"    {shortened('  =  '.join(group), 200)}")
-        if len(finding.pictures) > 3 and finding.kind != "broken":
-            warn(f"    and {len(finding.pictures) - 3} more")
+        if len(finding.images) > 3 and finding.kind != "broken":
+            warn(f"    and {len(finding.images) - 3} more")
     if found.shortcuts:
         say("facts that tell good from defective (AUROC; 0.5 is guessing):")
         for s in found.shortcuts:

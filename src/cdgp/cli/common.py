@@ -13,7 +13,7 @@ import typer
 from cdgp.errors import CdgpError, SettingsError
 
 if TYPE_CHECKING:
-    from cdgp.evaluation import OnPrediction, ScoredPicture
+    from cdgp.evaluation import OnPrediction, ScoredImage
     from cdgp.inference import Detector, Prediction
     from cdgp.presets import PresetName, Settings
     from cdgp.progress import Progress
@@ -131,16 +131,16 @@ def writer(folder: Path, detector: "Detector", save_maps: bool) -> "OnPrediction
     """A function that stores overlay and JSON, and the raw map where asked, of each prediction."""
     import numpy as np
 
-    from cdgp.data.images import read_picture
-    from cdgp.files import printable, write_text, written_whole
+    from cdgp.data.images import read_image
+    from cdgp.files import atomic_write, printable, write_text
     from cdgp.report.overlay import output_name, write_overlay
 
     white_level = detector.settings.data.white_level
 
-    def write(row: "ScoredPicture", prediction: "Prediction") -> None:
+    def write(row: "ScoredImage", prediction: "Prediction") -> None:
         name = output_name(row.name)
-        picture: np.ndarray = read_picture(row.path, white_level)
-        write_overlay(folder / "overlays" / f"{name}.png", picture, prediction,
+        image: np.ndarray = read_image(row.path, white_level)
+        write_overlay(folder / "overlays" / f"{name}.png", image, prediction,
                       detector.colour_scale)  # fmt: skip
         record = {
             "image": printable(row.name),
@@ -152,7 +152,7 @@ def writer(folder: Path, detector: "Detector", save_maps: bool) -> "OnPrediction
         }
         write_text(folder / "overlays" / f"{name}.json", json.dumps(record, indent=1) + "\n")
         if save_maps:
-            with written_whole(folder / "maps" / f"{name}.npy") as path, path.open("wb") as file:
+            with atomic_write(folder / "maps" / f"{name}.npy") as path, path.open("wb") as file:
                 np.save(file, prediction.anomaly_map.astype(np.float16))
 
     return write
@@ -161,7 +161,7 @@ def writer(folder: Path, detector: "Detector", save_maps: bool) -> "OnPrediction
 def write_results(
     folder: Path,
     detector: "Detector",
-    rows: "Collection[ScoredPicture]",
+    rows: "Collection[ScoredImage]",
     metrics: dict[str, Any] | None,
     computed_on: str,
     extra: "Extra",
@@ -232,9 +232,9 @@ def make_folder(
         OutputError: it holds something else, or cannot be written.
     """
     from cdgp.errors import OutputError
-    from cdgp.files import RESULT_FOLDERS, refuse_replacing, remove_results
+    from cdgp.files import RESULT_FOLDERS, check_not_replaced, remove_results
 
-    refuse_replacing(folder, RESULT_FOLDERS, read)
+    check_not_replaced(folder, RESULT_FOLDERS, read)
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

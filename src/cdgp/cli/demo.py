@@ -1,4 +1,4 @@
-"""``cdgp demo``: the whole path on real pictures of solar cells, in minutes."""
+"""``cdgp demo``: the whole path on real images of solar cells, in minutes."""
 
 import hashlib
 from importlib.util import find_spec
@@ -27,7 +27,7 @@ def demo(
     overwrite: Annotated[bool, typer.Option(help="Replace the demo in --out.")] = False,
     quiet: Annotated[bool, typer.Option(help="No progress bars.")] = False,
 ) -> None:
-    """Train and evaluate on electroluminescence pictures of solar cells.
+    """Train and evaluate on electroluminescence images of solar cells.
 
     Takes 250 cells that experts call sound and 250 that they call defective from the
     elpv-dataset package (CC BY-NC-SA 4.0: for trying out, not for products), at a smaller input
@@ -69,7 +69,7 @@ def solar_cells(per_class: int) -> "Manifest":
     found = find_spec("elpv_dataset")
     if found is None or found.origin is None:
         raise DataError(
-            "the demo's pictures come from the elpv-dataset package: pip install 'cdgp[demo]', or "
+            "the demo's images come from the elpv-dataset package: pip install 'cdgp[demo]', or "
             "in a clone pip install -e '.[demo]'"
         )
     root = Path(found.origin).parent / "data"

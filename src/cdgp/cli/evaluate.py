@@ -1,4 +1,4 @@
-"""``cdgp evaluate``: metrics of a trained model on labelled pictures."""
+"""``cdgp evaluate``: metrics of a trained model on labelled images."""
 
 import csv
 from dataclasses import replace
@@ -26,10 +26,10 @@ def evaluate(
         Path, typer.Argument(help="CSV manifest, or a folder with good/ and defective/.")
     ],
     good: Annotated[
-        str | None, typer.Option(help="Name of the folder of good pictures; the model's own name.")
+        str | None, typer.Option(help="Name of the folder of good images; the model's own name.")
     ] = None,
     defective: Annotated[
-        str | None, typer.Option(help="Name of the folder of defective pictures; as for --good.")
+        str | None, typer.Option(help="Name of the folder of defective images; as for --good.")
     ] = None,
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="Folder for scores, overlays and report.")
@@ -38,9 +38,9 @@ def evaluate(
     overwrite: Annotated[bool, typer.Option(help="Replace the results in --out.")] = False,
     quiet: Annotated[bool, typer.Option(help="No progress bars.")] = False,
 ) -> None:
-    """Score labelled pictures and print the metrics.
+    """Score labelled images and print the metrics.
 
-    Where the manifest has a split column, its test pictures are used, otherwise all of them. Copies
+    Where the manifest has a split column, its test images are used, otherwise all of them. Copies
     and groups on two sides of a stated split are refused.
     Undefined metrics are null in metrics.json, with a reason.
 
@@ -48,11 +48,11 @@ def evaluate(
 
       cdgp evaluate runs/parts runs/parts/manifest.csv
 
-      cdgp evaluate runs/parts labelled_pictures --out runs/parts-check
+      cdgp evaluate runs/parts labelled_images --out runs/parts-check
     """
+    from cdgp.data.layouts import check_outside
     from cdgp.data.layouts import load as load_manifest
-    from cdgp.data.layouts import refuse_inside
-    from cdgp.data.splits import hashed, refuse_leaks
+    from cdgp.data.splits import check_leaks, hashed
     from cdgp.evaluation import evaluate as evaluate_samples
     from cdgp.inference import load
 
@@ -60,28 +60,28 @@ def evaluate(
     data = detector.settings.data
     bins = (good or data.good, defective or data.defective)
     if out_folder is not None:
-        refuse_inside(out_folder, manifest, *bins)
+        check_outside(out_folder, manifest, *bins)
     table = load_manifest(manifest, *bins)
-    part = "test pictures" if table.of("test") else "pictures"
+    part = "test images" if table.of("test") else "images"
     progress = bars(quiet)
-    # Training pictures are only compared with: where the table has their digests, these serve.
+    # Training images are only compared with: where the table has their digests, these serve.
     is_known = [bool(table.of("test") and s.split != "test" and s.pixel_sha256)
                 for s in table.samples]  # fmt: skip
     known_ones = [s for s, known in zip(table.samples, is_known, strict=True) if known]
     unread = [s for s, known in zip(table.samples, is_known, strict=True) if not known]
-    with progress.phase("Reading pictures", len(unread)) as advance:
-        # All that cannot be used is told before the first picture is scored.
+    with progress.phase("Reading images", len(unread)) as advance:
+        # All that cannot be used is told before the first image is scored.
         read = hashed(replace(table, samples=tuple(unread)), advance, data.white_level)
     table = replace(table, samples=(*read.samples, *known_ones))
     if table.of("test"):
-        refuse_leaks(table)
+        check_leaks(table)
     samples = table.of("test") or table.samples
     computed_on = f"{len(samples)} {part} of {manifest}"
     known = trained_on(model)
     seen = sum(sample.pixel_sha256 in known for sample in samples)
     if seen:
         computed_on += f", {seen} of which the model was trained on"
-        warn(f"warning: the model was trained on {seen} of these pictures: no measure of new ones")
+        warn(f"warning: the model was trained on {seen} of these images: no measure of new ones")
     if out_folder is not None:
         make_folder(out_folder, overwrite, table.paths())
         write = writer(out_folder, detector, save_maps)
@@ -96,11 +96,11 @@ def evaluate(
 
 
 def trained_on(model: Path) -> set[str]:
-    """Pixel digests of the pictures that a run trained on, where its manifest lies beside it."""
+    """Pixel digests of the images that a run trained on, where its manifest lies beside it."""
     table = (model if model.is_dir() else model.parent) / "manifest.csv"
     if not table.is_file():
         return set()
-    # Not read_csv: the pictures need not be there any more.
+    # Not read_csv: the images need not be there any more.
     with table.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
         rows = [row for row in csv.DictReader(file) if row.get("split") in ("fit", "calibration")]
     return {row["pixel_sha256"] for row in rows if row.get("pixel_sha256")}

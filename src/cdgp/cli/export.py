@@ -13,10 +13,10 @@ def export(
     model: Annotated[Path, typer.Argument(help="Folder of a run, or its model.safetensors.")],
     target: Annotated[str, typer.Option("--to", help="Format.", metavar="onnx|openvino")],
     out: Annotated[Path, typer.Option("--out", help="File to write: .onnx, or .xml for OpenVINO.")],
-    pictures: Annotated[
+    images: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Pictures or folders to compare on; the calibration pictures of the run where "
+            help="Images or folders to compare on; the calibration images of the run where "
             "not given."
         ),
     ] = None,
@@ -33,7 +33,7 @@ def export(
 ) -> None:
     """Write a trained model as a file for onnxruntime or OpenVINO.
 
-    Before it is written, the runtime scores real pictures beside torch, in batches of 1, 3 and 5; a
+    Before it is written, the runtime scores real images beside torch, in batches of 1, 3 and 5; a
     file whose numbers differ by more than 1e-4 is refused. The comparison is stored in the file.
     predict and evaluate take the file in place of a run.
 
@@ -43,7 +43,7 @@ def export(
 
       cdgp export runs/parts --to openvino --out parts.xml --int8
 
-      cdgp export model.safetensors --to onnx --out parts.onnx --pictures some_pictures
+      cdgp export model.safetensors --to onnx --out parts.onnx --images some_images
     """
     from cdgp.errors import DataError, OutputError, SettingsError
     from cdgp.export import SUFFIX, check_export, read_source
@@ -56,13 +56,13 @@ def export(
     for place in (out, out.with_suffix(".bin")) if target == "openvino" else (out,):
         if place.exists() and not overwrite:
             raise OutputError(f"{place}: exists; choose another --out or give --overwrite")
-    for place in pictures or ():
+    for place in images or ():
         if not place.exists():
-            raise DataError(f"--pictures {place}: no such file or folder")
-    source = read_source(model, pictures or ())
+            raise DataError(f"--images {place}: no such file or folder")
+    source = read_source(model, images or ())
     about = write(source, target, out, bars(quiet), input_size=size, opset=opset, int8=int8)  # type: ignore[arg-type]
     parity = about["parity"]
-    say(f"{about['runtime']} against torch, {parity['pictures']} pictures, largest differences:")
+    say(f"{about['runtime']} against torch, {parity['pictures']} images, largest differences:")
     say(
         f"  U {parity['fused']:.2g}, a(x) {parity['pooled']:.2g}, probability "
         f"{parity['pred_score']:.2g}, surprisal {parity['surprisal']:.2g}"
@@ -73,5 +73,5 @@ def export(
     )
     if about["image_auroc"]:
         told_by = ", ".join(f"{name} {value:.4f}" for name, value in about["image_auroc"].items())
-        say(f"  image AUROC on these pictures: {told_by}")
+        say(f"  image AUROC on these images: {told_by}")
     say(f"written: {out}")

@@ -16,7 +16,7 @@ from cdgp.cli.train import train
 
 app = typer.Typer(
     name="cdgp",
-    help="Defect detection and localisation learnt from two bins of pictures, good and defective.",
+    help="Defect detection and localisation learnt from two bins of images, good and defective.",
     epilog="Start with: cdgp demo. Then: cdgp train FOLDER --out runs/mine",
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help: the boxes would triple the time that help takes
@@ -48,7 +48,7 @@ def options(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show version.")
     ] = False,
 ) -> None:
-    """Defect detection and localisation learnt from two bins of pictures, good and defective."""
+    """Defect detection and localisation learnt from two bins of images, good and defective."""
 
 
 def run() -> None:

@@ -1,4 +1,4 @@
-"""``cdgp predict``: pictures to probabilities, decisions, regions and overlays."""
+"""``cdgp predict``: images to probabilities, decisions, regions and overlays."""
 
 import csv
 import hashlib
@@ -24,39 +24,39 @@ if TYPE_CHECKING:
     from cdgp.ledger import Ledger
 
 SHOWN = 20
-"""Pictures that could not be read are listed on screen up to this number, all in a file."""
+"""Images that could not be read are listed on screen up to this number, all in a file."""
 
 
 @told
 def predict(
     model: Annotated[Path, typer.Argument(help="model.safetensors, or the folder of a run.")],
-    paths: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.")],
+    paths: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
     out_folder: Annotated[Path, typer.Option("--out", help="Folder for the results.")],
     save_maps: Annotated[bool, typer.Option(help="Also write the raw maps, float16 .npy.")] = False,
     resume: Annotated[bool, typer.Option(help="Go on with what is unfinished in --out.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace the results in --out.")] = False,
     quiet: Annotated[bool, typer.Option(help="No progress bars.")] = False,
 ) -> None:
-    """Score pictures with a trained model.
+    """Score images with a trained model.
 
-    Writes scores.csv, an overlay and a JSON file a picture, and report.html. Pictures that cannot
+    Writes scores.csv, an overlay and a JSON file an image, and report.html. Images that cannot
     be read are listed in unreadable.csv, the others are scored, and the exit code is 3. Memory
-    grows by a few hundred bytes a picture at most. A prediction that was stopped goes on with
+    grows by a few hundred bytes an image at most. A prediction that was stopped goes on with
     --resume.
 
     Examples:
 
-      cdgp predict runs/parts new_pictures --out runs/parts-monday
+      cdgp predict runs/parts new_images --out runs/parts-monday
 
       cdgp predict runs/parts/model.safetensors a.png b.png --out scores --save-maps
 
-      cdgp predict runs/parts new_pictures --out runs/parts-monday --resume
+      cdgp predict runs/parts new_images --out runs/parts-monday --resume
     """
     from cdgp.data.images import digest
-    from cdgp.data.layouts import walk_pictures
+    from cdgp.data.layouts import walk_images
     from cdgp.data.manifest import absolute
     from cdgp.errors import DataError, OutputError, SettingsError
-    from cdgp.files import RESULT_FOLDERS, refuse_replacing, remove_leftovers
+    from cdgp.files import RESULT_FOLDERS, check_not_replaced, remove_leftovers
     from cdgp.inference import load, model_file
     from cdgp.ledger import LEDGER, Ledger, predict_into
 
@@ -67,23 +67,23 @@ def predict(
         if not path.exists():
             raise DataError(f"{path}: no such file or folder")
     places = outermost([absolute(path) for path in paths])
-    count = sum(1 for place in places for _ in walk_pictures(place))
+    count = sum(1 for place in places for _ in walk_images(place))
     if not count:
-        raise DataError(f"{', '.join(map(str, paths))}: no pictures found")
+        raise DataError(f"{', '.join(map(str, paths))}: no images found")
     if any(place.is_dir() and absolute(out_folder).is_relative_to(place) for place in places):
         raise OutputError(f"{out_folder}: lies in a folder that is scored; choose another --out")
     if resume and not (out_folder / LEDGER).is_file():
         raise OutputError(
             f"{out_folder}: holds no unfinished prediction; leave --resume out to start one"
         )
-    refuse_replacing(out_folder, RESULT_FOLDERS, places)
+    check_not_replaced(out_folder, RESULT_FOLDERS, places)
     if not resume:
         make_folder(out_folder, overwrite, places, resume=LEDGER)
     listed = b"\0".join(os.fsencode(place) for place in places)
     marks = {
         "model": digest(model_file(model)),
         "--save-maps": str(save_maps),
-        "list of pictures and folders": hashlib.sha256(listed).hexdigest(),
+        "list of images and folders": hashlib.sha256(listed).hexdigest(),
     }
     ledger = Ledger(out_folder, marks)
     if resume:
@@ -91,13 +91,13 @@ def predict(
         ledger.forget_unreadable()  # a share that was away may be back
     try:
         with bars(quiet).phase("Prediction", count) as advance:
-            named = named_pictures(places)
+            named = named_images(places)
             write = writer(out_folder, detector, save_maps)
             predict_into(ledger, detector, named, write, advance)
-        scored = f"{len(ledger)} pictures without labels"
+        scored = f"{len(ledger)} images without labels"
         write_results(out_folder, detector, ledger, None, scored, {})
     except KeyboardInterrupt:
-        warn(f"interrupted after {len(ledger)} of {count} pictures; --resume goes on from there")
+        warn(f"interrupted after {len(ledger)} of {count} images; --resume goes on from there")
         raise typer.Exit(INTERRUPTED) from None
     finally:
         ledger.save()
@@ -119,9 +119,9 @@ def outermost(places: Sequence[Path]) -> list[Path]:
     return chosen
 
 
-def named_pictures(places: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """(name, path) of every picture; names are relative to what the places have in common."""
-    from cdgp.data.layouts import walk_pictures
+def named_images(places: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    """(name, path) of every image; names are relative to what the places have in common."""
+    from cdgp.data.layouts import walk_images
 
     folders = [place if place.is_dir() else place.parent for place in places]
     try:
@@ -129,25 +129,25 @@ def named_pictures(places: Sequence[Path]) -> Iterator[tuple[str, Path]]:
     except ValueError:  # on two drives of a Windows machine nothing is common
         root = None
     for place in places:
-        for path in walk_pictures(place, tell=True):
+        for path in walk_images(place, tell=True):
             yield (path.relative_to(root) if root else path).as_posix(), path
 
 
 def list_unreadable(ledger: "Ledger", folder: Path) -> int:
-    """Tell of pictures that could not be read, all of them in ``unreadable.csv``; their number."""
-    from cdgp.files import printable, written_whole
+    """Tell of images that could not be read, all of them in ``unreadable.csv``; their number."""
+    from cdgp.files import atomic_write, printable
 
     count = ledger.unreadable
     place = folder / "unreadable.csv"
     if not count:
         place.unlink(missing_ok=True)
     else:
-        with written_whole(place) as path, path.open("w", encoding="utf-8", newline="") as file:
+        with atomic_write(place) as path, path.open("w", encoding="utf-8", newline="") as file:
             table = csv.writer(file)
             table.writerow(["image", "problem"])
             for name, problem in ledger.problems():
                 table.writerow([printable(name), problem])
-        warn(f"{count} pictures could not be read, listed in {place}:", error=True)
+        warn(f"{count} images could not be read, listed in {place}:", error=True)
         for number, (_, problem) in enumerate(ledger.problems()):
             if number == SHOWN:
                 warn(f"  and {count - SHOWN} more")

@@ -1,4 +1,4 @@
-"""``cdgp train``: two bins of pictures to a calibrated detector, with its report."""
+"""``cdgp train``: two bins of images to a calibrated detector, with its report."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,13 +39,13 @@ def train(
     ] = None,
     input_size: Annotated[
         str | None,
-        typer.Option(help="Size that pictures are resized to; multiples of 16.", metavar="HxW"),
+        typer.Option(help="Size that images are resized to; multiples of 16.", metavar="HxW"),
     ] = None,
     tile: Annotated[
         bool,
         typer.Option(
             "--tile",
-            help="Cut pictures into overlapping windows of --input-size at their own resolution, "
+            help="Cut images into overlapping windows of --input-size at their own resolution, "
             "instead of resizing them to it; prediction then does the same.",
         ),
     ] = False,
@@ -54,15 +54,15 @@ def train(
         float | None,
         typer.Option(
             help="Largest share of good parts that may be rejected, for example 0.01; keeps the "
-            "calibration pictures out of training."
+            "calibration images out of training."
         ),
     ] = None,
     weights: Annotated[
         str | None, typer.Option(help="Backbone weights: hub, bundled or a .safetensors file.")
     ] = None,
-    good: Annotated[str | None, typer.Option(help="Name of the folder of good pictures.")] = None,
+    good: Annotated[str | None, typer.Option(help="Name of the folder of good images.")] = None,
     defective: Annotated[
-        str | None, typer.Option(help="Name of the folder of defective pictures.")
+        str | None, typer.Option(help="Name of the folder of defective images.")
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="Settings: a TOML file, or the config.json of a run.")
@@ -75,7 +75,7 @@ def train(
     overwrite: Annotated[bool, typer.Option(help="Replace the run in --out.")] = False,
     quiet: Annotated[bool, typer.Option(help="No progress bars.")] = False,
 ) -> None:
-    """Train on good and defective pictures.
+    """Train on good and defective images.
 
     Examples:
 
@@ -134,25 +134,25 @@ def run_training(
 
 def finish(run: "Run", folder: Path, save_maps: bool, progress: "Progress") -> None:
     """Scores, metrics, overlays and the report of a trained run."""
-    from cdgp.evaluation import ScoredPicture, evaluate
+    from cdgp.audit.suspects import suspects, write_suspects
+    from cdgp.evaluation import ScoredImage, evaluate
     from cdgp.report.html import Extra, write_report
-    from cdgp.training.crossfit import suspects, write_suspects
     from cdgp.training.fit import read_log
 
     detector = run.detector
     test = run.manifest.of("test")
     metrics = None
-    rows: list[ScoredPicture] = []
+    rows: list[ScoredImage] = []
     if test:
-        computed_on = f"{len(test)} test pictures that no stage has seen"
+        computed_on = f"{len(test)} test images that no stage has seen"
         rows, metrics = evaluate(
             detector, run.manifest, test, progress, writer(folder, detector, save_maps)
         )
         metrics["computed_on"] = computed_on
         show_metrics(metrics, computed_on)
     else:
-        computed_on = "nothing: no test pictures were set aside"
-        warn("note: no test pictures were set aside, so there are no metrics")
+        computed_on = "nothing: no test images were set aside"
+        warn("note: no test images were set aside, so there are no metrics")
     doubtful = suspects(run.manifest, detector.model.network.teacher, detector.settings, progress)
     write_suspects(folder / "suspects.csv", doubtful)
     extra: Extra = {

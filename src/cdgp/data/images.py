@@ -1,7 +1,7 @@
 """The only door for pixels: decode, orient, depth, colour, resize; masks.
 
-Everything downstream sees one kind of picture: HWC float32 RGB in [0, 1], upright, at its own
-resolution. Every reason not to use a file is a `PictureError` that begins with the file's path.
+Everything downstream sees one kind of image: HWC float32 RGB in [0, 1], upright, at its own
+resolution. Every reason not to use a file is a `ImageError` that begins with the file's path.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tifffile
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from cdgp.errors import PictureError, SettingsError
+from cdgp.errors import ImageError, SettingsError
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ MAX_PIXELS = 178_956_970
 """More pixels than this are refused from the header, before decoding (Pillow's own hard limit)."""
 
 MIN_SIDE = 8
-"""The least width and height, in pixels, of a picture that can be scored."""
+"""The least width and height, in pixels, of an image that can be scored."""
 
 WHITE_LEVEL = 65535
 """The value that means white in 16-bit files, unless the caller says otherwise."""
@@ -67,11 +67,11 @@ class MaskFacts(NamedTuple):
     """Whether it was cut at half of its largest value, and not at zero."""
 
 
-def read_picture(path: Path, white_level: int = WHITE_LEVEL) -> NDArray[np.float32]:
-    """Reads one picture, upright, at its own size.
+def read_image(path: Path, white_level: int = WHITE_LEVEL) -> NDArray[np.float32]:
+    """Reads one image, upright, at its own size.
 
     8-bit values are divided by 255, 16-bit values by `white_level`, 9- to 15-bit TIFF by their
-    own full range; float TIFF must lie in [0, 1] already. There is no per-picture stretch, so
+    own full range; float TIFF must lie in [0, 1] already. There is no per-image stretch, so
     equal values mean equal brightness in every file. Grey is repeated to RGB, palettes are looked
     up, CMYK is converted, and transparent pixels are composed over black.
 
@@ -80,10 +80,10 @@ def read_picture(path: Path, white_level: int = WHITE_LEVEL) -> NDArray[np.float
         white_level: The value that means white in 16-bit files; 4095 for a 12-bit camera.
 
     Returns:
-        The picture, HWC float32 RGB in [0, 1], in the frame of the upright picture.
+        The image, HWC float32 RGB in [0, 1], in the frame of the upright image.
 
     Raises:
-        PictureError: The file cannot be used; the message begins with the path.
+        ImageError: The file cannot be used; the message begins with the path.
         SettingsError: `white_level` is not within 1..65535.
     """
     return read_with_facts(path, white_level)[0]
@@ -92,14 +92,14 @@ def read_picture(path: Path, white_level: int = WHITE_LEVEL) -> NDArray[np.float
 def read_with_facts(
     path: Path, white_level: int = WHITE_LEVEL
 ) -> tuple[NDArray[np.float32], FileFacts]:
-    """`read_picture`, with what the file tells beside its pixels."""
+    """`read_image`, with what the file tells beside its pixels."""
     if not 1 <= white_level <= 65535:
         raise SettingsError(f"white_level is {white_level}; give a value within 1..65535")
     with _blame(path):
         header = _header(path)
         if min(header.height, header.width) < MIN_SIDE:
-            raise PictureError(
-                f"{path}: picture is {header.width} × {header.height}, smaller than the least "
+            raise ImageError(
+                f"{path}: image is {header.width} × {header.height}, smaller than the least "
                 f"that can be scored, {MIN_SIDE} × {MIN_SIDE}"
             )
         values, full = _decode(path, header)
@@ -108,21 +108,21 @@ def read_with_facts(
         colours = values[:, :, :-1] if alpha else values
         if full == 65535:
             full = white_level
-            _refuse_above(path, int(colours.max()), white_level)
+            _check_white_level(path, int(colours.max()), white_level)
         facts = FileFacts(
             header.format,
             int(opaque).bit_length() if values.dtype.kind == "u" else 32,
             int(colours.max()) if values.dtype.kind == "u" else 0,
             int((values[:, :, -1] < opaque).sum()) if alpha else 0,
         )
-        picture = _compose(values, full, opaque)
-        if picture.shape[2] == 1:
-            picture = np.repeat(picture, 3, axis=2)
-        return np.ascontiguousarray(picture), facts
+        image = _compose(values, full, opaque)
+        if image.shape[2] == 1:
+            image = np.repeat(image, 3, axis=2)
+        return np.ascontiguousarray(image), facts
 
 
 def read_masks(paths: Sequence[Path], size: tuple[int, int]) -> NDArray[np.bool_]:
-    """The union of the masks of one picture, each as `read_mask` reads it."""
+    """The union of the masks of one image, each as `read_mask` reads it."""
     union = np.zeros(size, np.bool_)
     for path in paths:
         union |= read_mask(path, size)
@@ -130,7 +130,7 @@ def read_masks(paths: Sequence[Path], size: tuple[int, int]) -> NDArray[np.bool_
 
 
 def read_mask(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Reads one mask of a picture.
+    """Reads one mask of an image.
 
     Defect is every value from half of the largest value upwards; but where at most 16 distinct
     values occur and they are colours or all below half of the file's range, they are class
@@ -140,14 +140,14 @@ def read_mask(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
     MVTec LOCO, {0, 256} in 16 bits, palettes and red on black count every marked pixel.
 
     Arguments:
-        path: A mask file in any format and depth that `read_picture` knows.
-        size: (height, width) of the upright picture that the mask belongs to.
+        path: A mask file in any format and depth that `read_image` knows.
+        size: (height, width) of the upright image that the mask belongs to.
 
     Returns:
-        The mask, (H, W) bool in the frame of the upright picture, True on defects.
+        The mask, (H, W) bool in the frame of the upright image, True on defects.
 
     Raises:
-        PictureError: The file cannot be used, or its size is another.
+        ImageError: The file cannot be used, or its size is another.
     """
     return read_mask_with_facts(path, size)[0]
 
@@ -159,13 +159,13 @@ def read_mask_with_facts(path: Path, size: tuple[int, int]) -> tuple[NDArray[np.
         if (header.height, header.width) != tuple(size):
             turned = (header.width, header.height) == tuple(size)
             advice = (
-                "it seems to be turned by 90°, as where the picture is stored turned and its mask "
-                "is not: turn it as the picture is shown"
+                "it seems to be turned by 90°, as where the image is stored turned and its mask "
+                "is not: turn it as the image is shown"
                 if turned
-                else "save the mask at the size of the picture"
+                else "save the mask at the size of the image"
             )
-            raise PictureError(
-                f"{path}: mask is {header.width} × {header.height}, but its picture is "
+            raise ImageError(
+                f"{path}: mask is {header.width} × {header.height}, but its image is "
                 f"{size[1]} × {size[0]}; {advice}"
             )
         values, full = _decode(path, header)
@@ -192,14 +192,14 @@ def resize_mask(mask: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.bo
     return np.asarray(resized, np.bool_)
 
 
-def picture_size(path: Path) -> tuple[int, int]:
-    """Size (height, width) of the upright picture, from the header alone."""
+def image_size(path: Path) -> tuple[int, int]:
+    """Size (height, width) of the upright image, from the header alone."""
     with _blame(path):
         header = _header(path)
         return header.height, header.width
 
 
-def reason(error: PictureError, path: Path) -> str:
+def reason(error: ImageError, path: Path) -> str:
     """The message of `error` without the path that it begins with."""
     return str(error).removeprefix(f"{path}: ")
 
@@ -210,26 +210,26 @@ def digest(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise PictureError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ImageError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def pixel_digest(picture: NDArray[np.float32]) -> str:
+def pixel_digest(image: NDArray[np.float32]) -> str:
     """SHA-256, in hex, of the shape and the pixels rounded to 16 bits.
 
     A copy with another name, other metadata or another lossless format has the same digest.
 
     Arguments:
-        picture: HWC float32 RGB in [0, 1], as `read_picture` returns it.
+        image: HWC float32 RGB in [0, 1], as `read_image` returns it.
     """
-    pixels = np.rint(picture * np.float32(65535)).astype("<u2")
+    pixels = np.rint(image * np.float32(65535)).astype("<u2")
     return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
 
 
-def to_input(picture: NDArray[np.float32], size: tuple[int, int]) -> torch.Tensor:
+def to_input(image: NDArray[np.float32], size: tuple[int, int]) -> torch.Tensor:
     """The one resize of the product: bilinear with antialias, in training and prediction alike.
 
     Arguments:
-        picture: HWC float32 RGB in [0, 1], in the frame of the upright picture.
+        image: HWC float32 RGB in [0, 1], in the frame of the upright image.
         size: (height, width) that the network sees; the aspect is not kept.
 
     Returns:
@@ -238,14 +238,14 @@ def to_input(picture: NDArray[np.float32], size: tuple[int, int]) -> torch.Tenso
     import torch
     from torch.nn.functional import interpolate
 
-    batch = torch.from_numpy(np.ascontiguousarray(picture, np.float32)).permute(2, 0, 1)[None]
+    batch = torch.from_numpy(np.ascontiguousarray(image, np.float32)).permute(2, 0, 1)[None]
     resized = interpolate(batch, size=size, mode="bilinear", antialias=True)
     return resized[0].clamp(0, 1).contiguous()
 
 
 @dataclass(frozen=True)
 class _Header:
-    """What is known of a picture before decoding; height and width are those of the upright one."""
+    """What is known of an image before decoding; height and width are those of the upright one."""
 
     height: int
     width: int
@@ -256,31 +256,31 @@ class _Header:
 
 @contextmanager
 def _blame(path: Path) -> Iterator[None]:
-    """Turns whatever a decoder raises into a PictureError that begins with the path."""
+    """Turns whatever a decoder raises into a ImageError that begins with the path."""
     try:
         yield
-    except (PictureError, SettingsError):
+    except (ImageError, SettingsError):
         raise
     except FileNotFoundError as error:
-        raise PictureError(f"{path}: there is no such file") from error
+        raise ImageError(f"{path}: there is no such file") from error
     except Image.DecompressionBombError as error:
-        raise PictureError(
+        raise ImageError(
             f"{path}: is refused before decoding: {error} Crop it or make it smaller."
         ) from error
     except UnidentifiedImageError as error:
-        raise PictureError(
-            f"{path}: is not a JPEG, PNG, TIFF, BMP or WebP picture, whatever its name says"
+        raise ImageError(
+            f"{path}: is not a JPEG, PNG, TIFF, BMP or WebP image, whatever its name says"
         ) from error
     except Exception as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise PictureError(f"{path}: cannot be decoded: {why}") from error
+        raise ImageError(f"{path}: cannot be decoded: {why}") from error
 
 
 def _header(path: Path) -> _Header:
     with path.open("rb") as file:
         head = file.read(26)
     if not head:
-        raise PictureError(f"{path}: is empty (0 bytes)")
+        raise ImageError(f"{path}: is empty (0 bytes)")
     if head[:4] in TIFF_MAGIC:
         with tifffile.TiffFile(path) as tiff:
             page, pages = tiff.pages.first, len(tiff.pages)
@@ -298,9 +298,9 @@ def _header(path: Path) -> _Header:
             decoder = "png16" if image.format == "PNG" and head[24] == 16 else "pillow"
             form = "JPEG" if image.format == "MPO" else str(image.format)
     if pages > 1:
-        raise PictureError(f"{path}: holds {pages} pages; save each page as a picture of its own")
+        raise ImageError(f"{path}: holds {pages} pages; save each page as an image of its own")
     if height * width > MAX_PIXELS:
-        raise PictureError(
+        raise ImageError(
             f"{path}: is refused before decoding: it has {height * width} pixels and the limit "
             f"is {MAX_PIXELS}. Crop it or make it smaller."
         )
@@ -333,7 +333,7 @@ def _decode(path: Path, header: _Header) -> tuple[NDArray[Any], float]:
     values = values[:, :, None] if values.ndim == 2 else values
     values = _upright(values, orientation)
     if values.shape[:2] != (header.height, header.width):
-        raise PictureError(f"{path}: the size in the header is not the size of the pixels")
+        raise ImageError(f"{path}: the size in the header is not the size of the pixels")
     return values, full
 
 
@@ -361,44 +361,44 @@ def _decode_tiff(path: Path) -> tuple[NDArray[Any], float]:
     if axes == "SYX":
         values = values.transpose(1, 2, 0)
     elif axes not in ("YX", "YXS"):
-        raise PictureError(f"{path}: holds a stack ({axes}); save each layer as one picture")
+        raise ImageError(f"{path}: holds a stack ({axes}); save each layer as one image")
     channels = {"MINISBLACK": (1, 2), "MINISWHITE": (1,), "RGB": (3, 4)}.get(photometric, ())
     supported = values.dtype.kind == "f" or (values.dtype.kind == "u" and bits <= 16)
     if not supported or not channels:
-        raise PictureError(
+        raise ImageError(
             f"{path}: {values.dtype} {photometric} TIFF is not supported; "
             "save it as 8- or 16-bit grey or RGB"
         )
     if (values.shape[2] if values.ndim == 3 else 1) not in channels:
-        raise PictureError(f"{path}: {values.shape[-1]} channels; save it as grey, RGB or RGBA")
+        raise ImageError(f"{path}: {values.shape[-1]} channels; save it as grey, RGB or RGBA")
     if not straight:
         # Not straight alpha: a channel of unknown meaning, or colours that are multiplied already.
         values = values[:, :, :-1]
     if values.dtype.kind == "f":
-        _refuse_outside_unit(path, values)
+        _check_unit_range(path, values)
         return (1 - values if photometric == "MINISWHITE" else values), 1.0
     full = 2**bits - 1
     return (full - values if photometric == "MINISWHITE" else values), float(full)
 
 
-def _refuse_outside_unit(path: Path, values: NDArray[Any]) -> None:
+def _check_unit_range(path: Path, values: NDArray[Any]) -> None:
     broken = ~np.isfinite(values)
     if broken.any():
         count = int(broken.reshape(*values.shape[:2], -1).any(axis=2).sum())
-        raise PictureError(f"{path}: {count} non-finite pixels; write finite values in 0..1")
+        raise ImageError(f"{path}: {count} non-finite pixels; write finite values in 0..1")
     low, high = float(values.min()), float(values.max())
     if low < 0 or high > 1:
         outside = (values < 0) | (values > 1)
         count = int(outside.reshape(*values.shape[:2], -1).any(axis=2).sum())
-        raise PictureError(
+        raise ImageError(
             f"{path}: {count} pixels outside 0..1 (from {low:g} to {high:g}); "
-            "scale float pictures to 0..1, with one factor for all of them"
+            "scale float images to 0..1, with one factor for all of them"
         )
 
 
-def _refuse_above(path: Path, largest: int, white_level: int) -> None:
+def _check_white_level(path: Path, largest: int, white_level: int) -> None:
     if largest > white_level:
-        raise PictureError(
+        raise ImageError(
             f"{path}: holds the value {largest}, above the white level {white_level}; "
             f"set white_level to {fitting_white_level(largest)}"
         )

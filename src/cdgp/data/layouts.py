@@ -1,4 +1,4 @@
-"""Folders of good and defective pictures, or a CSV file -> manifest."""
+"""Folders of good and defective images, or a CSV file -> manifest."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ log = logging.getLogger(__name__)
 
 
 def load(data: Path, good: str = "good", defective: str = "defective") -> Manifest:
-    """Reads the pictures and labels that lie in `data`.
+    """Reads the images and labels that lie in `data`.
 
     ```
     data.csv                     a table, see `manifest.read_csv`
     data/manifest.csv            the same; it wins over sub-folders, since it holds more
-    data/good/**                 pictures without a defect
-    data/defective/**            pictures with one
+    data/good/**                 images without a defect
+    data/defective/**            images with one
     data/masks/**                optional; paired by name, defective/a/7.png has masks/a/7.*,
                                  a/7_mask.*, a/7_GT.*, numbered ones (a/7_mask_2.*) and all in
                                  a/7/; several masks are joined
     data/{train,test}/...        the same two bins in each: a split of the user's own
     data/{train,test}/good/**    with data/ground_truth beside them, as MVTec AD has it: all other
-                                 folders of train and test hold defective pictures
+                                 folders of train and test hold defective images
     ```
 
     Sub-folders are searched. Hidden files, thumbnails, folders that start with `.` or `@` and
-    everything that has no picture's extension (in any case) are ignored; linked folders are not
+    everything that has no image's extension (in any case) are ignored; linked folders are not
     entered.
 
     Arguments:
         data: A folder or a CSV file.
-        good: Name of the sub-folder of good pictures.
-        defective: Name of the sub-folder of defective pictures.
+        good: Name of the sub-folder of good images.
+        defective: Name of the sub-folder of defective images.
 
     Raises:
-        DataError: The pictures are not there; the message says what was expected and found.
+        DataError: The images are not there; the message says what was expected and found.
     """
     root = absolute(data)
     if root.is_file():
@@ -79,29 +79,29 @@ def mvtec_category(base: Path, good: str = "good") -> Manifest:
         for folder in sorted((base / part).iterdir()):
             if not folder.is_dir() or folder.is_symlink() or _is_junk_folder(folder.name):
                 continue
-            pictures = pictures_in(folder)
+            images = images_in(folder)
             truth = base / "ground_truth" / folder.name
-            masks = pair_masks([{folder: pictures}], truth) if part == "test" else {}
+            masks = pair_masks([{folder: images}], truth) if part == "test" else {}
             defective = folder.name != good
-            samples += [Sample(p, defective, masks.get(p, ()), split=part) for p in pictures]
+            samples += [Sample(p, defective, masks.get(p, ()), split=part) for p in images]
     return Manifest(base, tuple(samples))
 
 
 def _two_bins(root: Path, parts: Sequence[str], good: str, defective: str) -> Manifest:
-    """The pictures of both bins of each part, with their masks; "" is the root itself."""
+    """The images of both bins of each part, with their masks; "" is the root itself."""
     found: dict[tuple[str, str], list[Path]] = {}
     for part in parts:
         place = root / part
         for name, option in ((good, "good"), (defective, "defective")):
             if not (place / name).is_dir():
                 raise DataError(_missing_folder(place, name, option))
-            found[part, name] = pictures_in(place / name)
+            found[part, name] = images_in(place / name)
             if not found[part, name]:
                 raise DataError(
-                    f"{place / name}: holds no pictures; put files ending in "
+                    f"{place / name}: holds no images; put files ending in "
                     f"{', '.join(EXTENSIONS)} there"
                 )
-    # A mask of the name of two pictures is the defective one's.
+    # A mask of the name of two images is the defective one's.
     places = [root, *(root / part for part in parts if part)]
     masks: dict[Path, tuple[Path, ...]] = {}
     for place in places:
@@ -109,17 +109,17 @@ def _two_bins(root: Path, parts: Sequence[str], good: str, defective: str) -> Ma
         bins = [{root / p / name: found[p, name] for p in within} for name in (defective, good)]
         masks |= pair_masks(bins, place / "masks")
     return Manifest(root, tuple(
-        Sample(picture, name == defective, masks.get(picture, ()), split=part or None)
-        for (part, name), pictures in found.items()
-        for picture in pictures
+        Sample(image, name == defective, masks.get(image, ()), split=part or None)
+        for (part, name), images in found.items()
+        for image in images
     ))  # fmt: skip
 
 
-def refuse_inside(folder: Path, data: Path, good: str, defective: str) -> None:
-    """What is written must not become a picture or a mask, nor replace the manifest that is read.
+def check_outside(folder: Path, data: Path, good: str, defective: str) -> None:
+    """What is written must not become an image or a mask, nor replace the manifest that is read.
 
     Raises:
-        OutputError: the output folder is the data's, or lies where pictures or masks are read.
+        OutputError: the output folder is the data's, or lies where images or masks are read.
     """
     source, target = absolute(data), absolute(folder)
     home = source.parent if source.suffix.lower() == ".csv" else source
@@ -134,7 +134,7 @@ def _missing_folder(place: Path, name: str, option: str) -> str:
     here = f"it holds the folders {', '.join(found)}" if found else "it holds no folders"
     return (
         f"{place}: there is no folder {name!r} in it, and no manifest.csv; {here}. "
-        f"Put pictures into {name!r} or name another folder with --{option} NAME."
+        f"Put images into {name!r} or name another folder with --{option} NAME."
     )
 
 
@@ -142,13 +142,13 @@ def _is_junk_folder(name: str) -> bool:
     return name.startswith((".", "@")) or name == "__MACOSX"
 
 
-def pictures_in(folder: Path) -> list[Path]:
-    """All pictures under `folder`, sorted."""
-    return sorted(walk_pictures(folder, tell=True))
+def images_in(folder: Path) -> list[Path]:
+    """All images under `folder`, sorted."""
+    return sorted(walk_images(folder, tell=True))
 
 
-def walk_pictures(place: Path, tell: bool = False) -> Iterator[Path]:
-    """All pictures under a folder, one sub-folder after another; no more than one is held.
+def walk_images(place: Path, tell: bool = False) -> Iterator[Path]:
+    """All images under a folder, one sub-folder after another; no more than one is held.
 
     Arguments:
         place: The folder; a file is given back whatever it is.
@@ -169,12 +169,12 @@ def walk_pictures(place: Path, tell: bool = False) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if not _is_junk_folder(name))
         ignored += sum(Path(here, name).is_symlink() for name in folders)
         shown = [name for name in files if not name.startswith(".")]
-        pictures = [name for name in shown if Path(name).suffix.lower() in EXTENSIONS]
-        ignored += len(shown) - len(pictures)
-        yield from (Path(here, name) for name in sorted(pictures))
+        images = [name for name in shown if Path(name).suffix.lower() in EXTENSIONS]
+        ignored += len(shown) - len(images)
+        yield from (Path(here, name) for name in sorted(images))
     if ignored and tell:
         log.warning(
-            "%s: %d entries are not used: files without a picture's extension, or linked folders",
+            "%s: %d entries are not used: files without an image's extension, or linked folders",
             place, ignored,
         )  # fmt: skip
 
@@ -187,40 +187,40 @@ def _stem(path: Path, folder: Path) -> str:
 def pair_masks(
     bins: Sequence[Mapping[Path, Sequence[Path]]], mask_folder: Path
 ) -> dict[Path, tuple[Path, ...]]:
-    """Masks by picture, matched by name and never by position.
+    """Masks by image, matched by name and never by position.
 
-    A mask is the picture's of its own name, else of its name without `_mask`, `_GT` and a number,
-    else, where that picture has no mask by its name, of its folder's name.
+    A mask is the image's of its own name, else of its name without `_mask`, `_GT` and a number,
+    else, where that image has no mask by its name, of its folder's name.
 
     Arguments:
-        bins: Pictures by the folder that their names are relative to. Where pictures of two bins
+        bins: Images by the folder that their names are relative to. Where images of two bins
             have the name that a mask has, it is the first one's.
         mask_folder: Where the masks are; it need not exist.
 
     Raises:
-        DataError: Two pictures of one bin have the name of a mask.
+        DataError: Two images of one bin have the name of a mask.
     """
     if not mask_folder.is_dir():
         return {}
     by_stem: list[dict[str, list[Path]]] = []
     for folders in bins:
         by_stem.append(defaultdict(list))
-        for folder, pictures in folders.items():
-            for picture in pictures:
-                by_stem[-1][_stem(picture, folder)].append(picture)
+        for folder, images in folders.items():
+            for image in images:
+                by_stem[-1][_stem(image, folder)].append(image)
 
     def owner(mask: Path, name: str) -> Path | None:
         owners = next((found[name] for found in by_stem if name in found), [])
         if len(owners) > 1:
             raise DataError(
                 f"{mask}: is the mask of {owners[0]} and of {owners[1]}; "
-                "give the two pictures different names"
+                "give the two images different names"
             )
         return owners[0] if owners else None
 
     pairs: dict[Path, list[Path]] = defaultdict(list)
     unnamed: list[Path] = []
-    for mask in pictures_in(mask_folder):
+    for mask in images_in(mask_folder):
         stem = _stem(mask, mask_folder)
         found = owner(mask, stem) or owner(mask, MASK_ENDING.sub("", stem))
         if found:
@@ -237,8 +237,8 @@ def pair_masks(
             orphans.append(mask.name)
     if orphans:
         log.warning(
-            "%s: %d masks belong to no picture and are not used: %s%s",
+            "%s: %d masks belong to no image and are not used: %s%s",
             mask_folder, len(orphans), ", ".join(orphans[:SHOWN]),
             ", ..." if len(orphans) > SHOWN else "",
         )  # fmt: skip
-    return {picture: tuple(masks) for picture, masks in pairs.items()}
+    return {image: tuple(masks) for image, masks in pairs.items()}

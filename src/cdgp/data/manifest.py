@@ -1,4 +1,4 @@
-"""The one table: picture, label, mask, group, split. Training receives rows without masks."""
+"""The one table: image, label, mask, group, split. Training receives rows without masks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SPLITS = ("fit", "calibration", "test", "train")
 COLUMNS = ("image", "label", "mask", "group", "split", "sha256", "pixel_sha256")
 ALIASES = {"path": "image", "image_path": "image", "mask_path": "mask"}
 MASK_SEPARATOR = "|"
-"""Between the names of several masks of one picture; Windows allows it in no name."""
+"""Between the names of several masks of one image; Windows allows it in no name."""
 SHOWN = 10
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One picture with everything that is known about it; paths are absolute.
+    """One image with everything that is known about it; paths are absolute.
 
     `split` is "fit", "calibration", "test", "train" (not yet divided into fit and calibration) or
     None. `masks` are for evaluation only; their union counts. The digests are those of
@@ -51,7 +51,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class WeakSample:
-    """What training receives: a picture and its label; there is no mask to look at."""
+    """What training receives: an image and its label; there is no mask to look at."""
 
     image: Path
     defective: bool
@@ -59,17 +59,17 @@ class WeakSample:
 
 @dataclass(frozen=True)
 class WeakSplit:
-    """All that a training may see of a manifest: pictures and labels; no mask, no test picture."""
+    """All that a training may see of a manifest: images and labels; no mask, no test image."""
 
     fit: tuple[WeakSample, ...]
     calibration: tuple[WeakSample, ...]
-    """All of the training pictures where the calibration split lacks a class."""
+    """All of the training images where the calibration split lacks a class."""
     train: tuple[WeakSample, ...]
     """Both, in the manifest's order."""
     sha256: str
     """Digest of the manifest."""
     good_fit_sha256: str
-    """Digest of the good fit pictures alone: what the student's training depends on."""
+    """Digest of the good fit images alone: what the student's training depends on."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Manifest:
         return path.as_posix()
 
     def paths(self) -> list[Path]:
-        """Every picture and every mask."""
+        """Every image and every mask."""
         return [path for s in self.samples for path in (s.image, *s.masks)]
 
     def of(self, split: str | None) -> tuple[Sample, ...]:
@@ -118,7 +118,7 @@ class Manifest:
 
     @property
     def has_calibration(self) -> bool:
-        """Whether the calibration split shows both classes; else the fit pictures must serve."""
+        """Whether the calibration split shows both classes; else the fit images must serve."""
         return len({s.defective for s in self.of("calibration")}) == 2
 
     def counts(self) -> dict[str, tuple[int, int]]:
@@ -173,7 +173,7 @@ def read_csv(path: Path, root: Path | None = None) -> Manifest:
     `group`, `split`, `sha256` and `pixel_sha256` are optional, other columns are ignored. Commas,
     semicolons and tabs separate, and a first line `sep=;` says which; UTF-8 with or without a
     byte-order mark, or UTF-16 with one. Names are looked up as written, then with their accents
-    composed (NFC), then decomposed (NFD). Several masks of one picture stand in one cell with `|`
+    composed (NFC), then decomposed (NFD). Several masks of one image stand in one cell with `|`
     between them.
 
     Arguments:
@@ -211,12 +211,12 @@ def read_csv(path: Path, root: Path | None = None) -> Manifest:
         group, sha256, pixel_sha256 = (
             row.get(name) or None for name in ("group", "sha256", "pixel_sha256")
         )
-        of_picture = tuple(masks.values())
-        samples.append(Sample(image, defective, of_picture, group, split, sha256, pixel_sha256))
+        of_image = tuple(masks.values())
+        samples.append(Sample(image, defective, of_image, group, split, sha256, pixel_sha256))
     if missing:
         raise DataError(_missing_message(path, root, missing))
     if not samples:
-        raise DataError(f"{path}: has a header but no rows; list one picture per row")
+        raise DataError(f"{path}: has a header but no rows; list one image per row")
     return Manifest(root, tuple(samples))
 
 

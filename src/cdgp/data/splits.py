@@ -1,6 +1,6 @@
 """Fit, calibration and test, by group; file and pixel digests; the audit for overlaps.
 
-A group is what must stay on one side: all pictures of one physical part, and all pictures with
+A group is what must stay on one side: all images of one physical part, and all images with
 equal pixels whatever their names. The split depends on the pixels, the labels, the groups and the
 seed; not on names, folders or the order of rows.
 """
@@ -20,7 +20,7 @@ from sklearn.model_selection import StratifiedGroupKFold
 
 from cdgp.data import images
 from cdgp.data.manifest import Manifest, Sample
-from cdgp.errors import DataError, LeakError, PictureError, SettingsError
+from cdgp.errors import DataError, ImageError, LeakError, SettingsError
 
 T = TypeVar("T")
 SHOWN = 20
@@ -36,7 +36,7 @@ Look = Callable[
     ],
     object,
 ]
-"""Takes a sample with its digests, its picture (HWC float32 RGB in [0, 1]), its file's facts, and
+"""Takes a sample with its digests, its image (HWC float32 RGB in [0, 1]), its file's facts, and
 its masks, each (H, W) with how it is stored."""
 
 
@@ -48,14 +48,14 @@ def hashed(
 ) -> Manifest:
     """Fills in the digests of every sample; this is also the scan before training.
 
-    Each picture is decoded once and each mask is held against its picture, so that a broken file
+    Each image is decoded once and each mask is held against its image, so that a broken file
     is found now and not hours later. A digest that the manifest already has must still be true.
 
     Arguments:
         manifest: The samples.
-        progress: Called once per picture.
+        progress: Called once per image.
         white_level: The value that means white in 16-bit files.
-        look: Called with every picture that can be used.
+        look: Called with every image that can be used.
 
     Raises:
         DataError: Files cannot be used; the message lists them with a reason each.
@@ -63,7 +63,7 @@ def hashed(
     found, bad = usable(manifest, progress, white_level, look)
     if bad:
         raise DataError(
-            f"{manifest.root}: {len(bad)} of {len(manifest.samples)} pictures cannot be used; "
+            f"{manifest.root}: {len(bad)} of {len(manifest.samples)} images cannot be used; "
             f"repair or remove them:{_listed(str(error) for _, error in bad)}"
         )
     return found
@@ -74,14 +74,14 @@ def usable(
     progress: Callable[[], object] | None = None,
     white_level: int = images.WHITE_LEVEL,
     look: Look | None = None,
-) -> tuple[Manifest, list[tuple[Sample, PictureError]]]:
+) -> tuple[Manifest, list[tuple[Sample, ImageError]]]:
     """`hashed` of the samples that can be used, and the others with the reason."""
     samples: list[Sample] = []
-    bad: list[tuple[Sample, PictureError]] = []
+    bad: list[tuple[Sample, ImageError]] = []
     for sample in manifest.samples:
         try:
             samples.append(_hashed_sample(sample, white_level, look))
-        except PictureError as error:
+        except ImageError as error:
             bad.append((sample, error))
         if progress is not None:
             progress()
@@ -113,7 +113,7 @@ def split(
 
     Raises:
         DataError: Equal pixels have two labels, or a needed split would lack a class.
-        LeakError: Stated splits have a picture or a group on two sides.
+        LeakError: Stated splits have an image or a group on two sides.
     """
     if not 0 <= test_fraction <= 0.5:
         raise SettingsError(f"test_fraction is {test_fraction}; give a value within 0..0.5")
@@ -121,7 +121,7 @@ def split(
         raise SettingsError(
             f"calibration_fraction is {calibration_fraction}; give a value above 0, up to 0.5"
         )
-    _refuse_two_labels(manifest)
+    _check_labels(manifest)
     samples = manifest.samples
     stated = {s.split for s in samples}
     if stated == {None} and test_fraction > 0:
@@ -139,8 +139,8 @@ def split(
             "state fit or calibration for all of them, or write train"
         )
     divided = replace(manifest, samples=samples)
-    _refuse_missing_class(divided, needed)
-    refuse_leaks(divided)
+    _check_classes(divided, needed)
+    check_leaks(divided)
     return divided
 
 
@@ -154,7 +154,7 @@ def side(sample: Sample, stated: bool) -> str | None:
     return "train" if stated and sample.split is None else sample.split
 
 
-def refuse_leaks(manifest: Manifest) -> None:
+def check_leaks(manifest: Manifest) -> None:
     """Checks that nothing stands in more than one split.
 
     Raises:
@@ -203,18 +203,18 @@ class _Group:
 
 
 def _hashed_sample(sample: Sample, white_level: int, look: Look | None) -> Sample:
-    picture, facts = images.read_with_facts(sample.image, white_level)
-    sha256, pixel_sha256 = images.digest(sample.image), images.pixel_digest(picture)
+    pixels, facts = images.read_with_facts(sample.image, white_level)
+    sha256, pixel_sha256 = images.digest(sample.image), images.pixel_digest(pixels)
     if sample.sha256 not in (None, sha256):
-        raise PictureError(
+        raise ImageError(
             f"{sample.image}: is not the file that the manifest was made with (its SHA-256 "
             "differs); restore it, or empty the columns sha256 and pixel_sha256"
         )
-    size = (picture.shape[0], picture.shape[1])
+    size = (pixels.shape[0], pixels.shape[1])
     masks = [images.read_mask_with_facts(mask, size) for mask in sample.masks]
     found = replace(sample, sha256=sha256, pixel_sha256=pixel_sha256)
     if look is not None:
-        look(found, picture, facts, masks)
+        look(found, pixels, facts, masks)
     return found
 
 
@@ -224,7 +224,7 @@ def _pixels(manifest: Manifest, sample: Sample) -> str:
     return sample.pixel_sha256
 
 
-def _refuse_two_labels(manifest: Manifest) -> None:
+def _check_labels(manifest: Manifest) -> None:
     first: dict[tuple[str, bool], Sample] = {}
     pairs: list[str] = []
     for sample in manifest.samples:
@@ -236,7 +236,7 @@ def _refuse_two_labels(manifest: Manifest) -> None:
         first.setdefault((pixels, sample.defective), sample)
     if pairs:
         raise DataError(
-            f"{manifest.root}: {len(pairs)} pairs of equal pictures are labelled good (first) and "
+            f"{manifest.root}: {len(pairs)} pairs of equal images are labelled good (first) and "
             f"defective (second); keep one of each:{_listed(pairs)}"
         )
 
@@ -319,13 +319,13 @@ def _fold(
         return set()
     dealer = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a class with fewer pictures than folds
+        warnings.simplefilter("ignore", UserWarning)  # a class with fewer images than folds
         dealt = list(dealer.split(label, label, number))
     drawn = int(hashlib.sha256(f"fold:{seed}".encode()).hexdigest(), 16) % folds
     return {int(g) for g in number[dealt[drawn][1]]}
 
 
-def _refuse_missing_class(manifest: Manifest, needed: Sequence[str]) -> None:
+def _check_classes(manifest: Manifest, needed: Sequence[str]) -> None:
     least = {1: "1 is the least", 2: "2 are the least, one for fit and one for calibration"}
     for name in needed:
         for label, word in CLASSES.items():
@@ -335,9 +335,9 @@ def _refuse_missing_class(manifest: Manifest, needed: Sequence[str]) -> None:
             groups = _groups(manifest, train, seed=0)
             having = sum(label in group.classes for group in groups)
             raise DataError(
-                f"{manifest.root}: {name} has no {word} picture: outside test there are {having} "
-                f"groups of {word} pictures (pictures of one part or with equal pixels are one "
-                f"group), and {least[len(needed)]}; add pictures, or state other splits"
+                f"{manifest.root}: {name} has no {word} image: outside test there are {having} "
+                f"groups of {word} images (images of one part or with equal pixels are one "
+                f"group), and {least[len(needed)]}; add images, or state other splits"
             )
 
 
@@ -351,7 +351,7 @@ def _listed(lines: Iterable[str]) -> str:
     return shown + (f"\n  and {len(every) - SHOWN} more" if len(every) > SHOWN else "")
 
 
-def evenly(items: Sequence[T], count: int) -> list[T]:
+def subsample_evenly(items: Sequence[T], count: int) -> list[T]:
     """At most ``count`` of the items, evenly spaced."""
     if len(items) <= count:
         return list(items)

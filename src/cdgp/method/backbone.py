@@ -1,4 +1,4 @@
-"""Pictures to feature pyramids: a timm backbone at strides 4, 8 and 16, and its weights."""
+"""Images to feature pyramids: a timm backbone at strides 4, 8 and 16, and its weights."""
 
 import hashlib
 import urllib.error
@@ -73,7 +73,7 @@ class Encoder(nn.Module):
         config = timm.models.get_pretrained_cfg(name)
         if config is not None and config.fixed_input_size:
             raise SettingsError(
-                f"backbone.name = {name!r}: it takes pictures of one size alone; choose a "
+                f"backbone.name = {name!r}: it takes images of one size alone; choose a "
                 "convolutional network"
             )
         mean = (0.485, 0.456, 0.406) if config is None else config.mean

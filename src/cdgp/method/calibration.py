@@ -87,7 +87,7 @@ def fit_tail(scores: Tensor, tail: str, floor: float) -> NormalTail:
     """
     if not len(scores) or not bool(torch.isfinite(scores).all()):
         raise TrainingError(
-            "the fused scores of the normal calibration pictures are not finite. Likely causes: "
+            "the fused scores of the normal calibration images are not finite. Likely causes: "
             "(a) a learning rate that is too high for the backbone; (b) a damaged weights file"
         )
     if tail == "counting":
@@ -138,12 +138,12 @@ def fit_image_calibrator(
     balanced class weights w and an intercept without penalty.
 
     Degenerate cases, each told in ``notes``: an interquartile range of zero falls back to the
-    standard deviation and then to 1; a slope at its bound of zero means that the pictures' scores
-    do not rise with the label, and every picture gets the same probability; a single defective
-    picture is used as it is.
+    standard deviation and then to 1; a slope at its bound of zero means that the images' scores
+    do not rise with the label, and every image gets the same probability; a single defective
+    image is used as it is.
 
     Args:
-        scores: (n,) pooled dominance of the calibration pictures.
+        scores: (n,) pooled dominance of the calibration images.
         defective: (n,) their labels; both classes must occur.
         C: inverse strength of the penalty.
 
@@ -153,10 +153,10 @@ def fit_image_calibrator(
     normal = scores[~defective]
     if not len(normal) or len(normal) == len(scores):
         missing = "good" if not len(normal) else "defective"
-        raise TrainingError(f"no {missing} calibration picture: the probability cannot be fitted")
+        raise TrainingError(f"no {missing} calibration image: the probability cannot be fitted")
     if not np.isfinite(scores).all():
         raise TrainingError(
-            "the pooled evidence of the calibration pictures is not finite. Likely causes: (a) a "
+            "the pooled evidence of the calibration images is not finite. Likely causes: (a) a "
             "learning rate that is too high for the backbone; (b) a damaged weights file"
         )
     notes = []
@@ -166,7 +166,7 @@ def fit_image_calibrator(
         fallback = float(normal.std())
         scale = fallback if fallback > EPSILON * max(1.0, abs(centre)) else 1.0
         notes.append(
-            "the scores of the good calibration pictures have no spread (interquartile range 0): "
+            "the scores of the good calibration images have no spread (interquartile range 0): "
             f"they were scaled by {scale:.3g} instead"
         )
     x = (scores - centre) / scale
@@ -191,11 +191,11 @@ def fit_image_calibrator(
     slope, intercept = (float(v) for v in fit.x)
     if slope == 0:
         notes.append(
-            "the slope of the image calibration is at its bound of zero: on calibration pictures "
-            "the evidence does not rise with the label, so every picture gets the same probability"
+            "the slope of the image calibration is at its bound of zero: on calibration images "
+            "the evidence does not rise with the label, so every image gets the same probability"
         )
     if int(defective.sum()) == 1:
-        notes.append("the probability rests on a single defective calibration picture")
+        notes.append("the probability rests on a single defective calibration image")
     return ImageCalibrator(centre, scale, slope, intercept, tuple(notes))
 
 
@@ -207,7 +207,7 @@ def image_logit(pooled: Tensor, calibrator: ImageCalibrator) -> Tensor:
 def image_probability(pooled: Tensor, calibrator: ImageCalibrator) -> Tensor:
     """Pooled dominance a(x) to the probability of being defective, in float64.
 
-    Thresholds are set and decisions made by this one path, so that a picture whose score is the
+    Thresholds are set and decisions made by this one path, so that an image whose score is the
     threshold stays on its good side.
     """
     return torch.sigmoid(image_logit(pooled, calibrator).double())

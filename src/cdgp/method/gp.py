@@ -61,7 +61,7 @@ class SparseGP(nn.Module):
         if int(failed) or not bool(torch.isfinite(Lz).all()):
             raise TrainingError(
                 "the kernel matrix of an inducing set cannot be factorised. Likely causes: (a) "
-                "tokens that are not finite; (b) many equal pictures, so that inducing tokens "
+                "tokens that are not finite; (b) many equal images, so that inducing tokens "
                 "repeat: remove the copies; (c) too small a jitter: raise dual_gp.jitter"
             )
         identity = torch.eye(M, dtype=torch.float64, device=Z.device)

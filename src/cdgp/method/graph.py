@@ -33,9 +33,9 @@ from cdgp.method.calibration import (
     surprisal,
     upsample,
 )
-from cdgp.method.detector import Calibration, Evidence, Network, evidence_at
 from cdgp.method.gp import linear_forms
 from cdgp.method.losses import log_mean_exp
+from cdgp.method.network import Calibration, Evidence, Network, evidence_at
 from cdgp.method.student import residual_map
 
 TABLE_SIZE = 2**20
@@ -43,7 +43,7 @@ TABLE_SIZE = 2**20
 
 
 class Outputs(NamedTuple):
-    """What the inference graph returns, for pictures (B, 3, H, W)."""
+    """What the inference graph returns, for images (B, 3, H, W)."""
 
     anomaly_map: Tensor
     """(B, H, W) the final map, in nats."""
@@ -100,7 +100,7 @@ class EvidenceGraph(nn.Module):
 
 
 class InferenceGraph(nn.Module):
-    """From pictures to the calibrated result, as one module without branches.
+    """From images to the calibrated result, as one module without branches.
 
     Args:
         evidence: both branches.
@@ -123,7 +123,7 @@ class InferenceGraph(nn.Module):
         c = self.calibration
         low = fuse(dominance, residual, c.dominance, c.residual, c.fusion_weight)
         # Exported, the two products take a third of the time of the runtimes' own interpolation.
-        U = by_products(low, size) if torch.compiler.is_exporting() else upsample(low, size)
+        U = upsample_matmul(low, size) if torch.compiler.is_exporting() else upsample(low, size)
         P = self.table(U)
         logit = image_logit(pooled, c.image)
         return Outputs(final_map(P, logit, c.image_weight), P, U, pooled, torch.sigmoid(logit))
@@ -252,7 +252,7 @@ def bilinear(maps: Tensor, size: tuple[int, int]) -> Tensor:
     return functional.interpolate(maps, size=size, mode="bilinear", align_corners=False)
 
 
-def by_products(maps: Tensor, size: tuple[int, int]) -> Tensor:
+def upsample_matmul(maps: Tensor, size: tuple[int, int]) -> Tensor:
     """``upsample`` of maps (n, h, w) to (n, H, W) as products with a matrix for either axis."""
     rows, columns = (
         _weights(maps.shape[axis], target, maps) for axis, target in zip((1, 2), size, strict=True)

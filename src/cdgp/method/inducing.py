@@ -25,7 +25,7 @@ def farthest_points(tokens: Tensor, count: int) -> Tensor:
     if len(tokens) < count:
         raise TrainingError(
             f"{count} inducing tokens asked for, but only {len(tokens)} candidates: "
-            "use larger pictures, more pictures, or smaller inducing budgets"
+            "use larger images, more images, or smaller inducing budgets"
         )
     chosen = [int((tokens @ tokens.mean(0)).argmin())]
     closest = tokens @ tokens[chosen[0]]
@@ -37,10 +37,10 @@ def farthest_points(tokens: Tensor, count: int) -> Tensor:
 
 
 def hard_candidates(tokens: Tensor, normal_points: Tensor, fraction: float) -> Tensor:
-    """The share of defective-picture tokens that is farthest from the normal set (Eq. 2).
+    """The share of defective-image tokens that is farthest from the normal set (Eq. 2).
 
     Args:
-        tokens: (N, D) tokens of defective pictures, each of norm 1.
+        tokens: (N, D) tokens of defective images, each of norm 1.
         normal_points: (M_N, D) the normal inducing tokens.
         fraction: the share to keep, in (0, 1].
 
@@ -56,7 +56,7 @@ def hard_candidates(tokens: Tensor, normal_points: Tensor, fraction: float) -> T
 def inducing_sets(
     normal_tokens: Tensor, defective_tokens: Tensor, normal: int, anomaly: int, fraction: float
 ) -> tuple[Tensor, Tensor]:
-    """Z_N (normal, D) and Z_A (anomaly, D) from the tokens of both classes of pictures."""
+    """Z_N (normal, D) and Z_A (anomaly, D) from the tokens of both classes of images."""
     Zn = normal_tokens[farthest_points(normal_tokens, normal)]
     pool = hard_candidates(defective_tokens, Zn, fraction)
     return Zn, pool[farthest_points(pool, anomaly)]

@@ -6,7 +6,7 @@ from torch import Tensor
 from cdgp.method.gp import Moments
 
 TOP_SHARE = 0.05
-"""Share of a picture's tokens that the ``top`` pooling averages."""
+"""Share of an image's tokens that the ``top`` pooling averages."""
 
 
 def log_mean_exp(values: Tensor, sharpness: float) -> Tensor:
@@ -17,7 +17,7 @@ def log_mean_exp(values: Tensor, sharpness: float) -> Tensor:
 
 
 def bag_margin(margins: Tensor, pooling: str, sharpness: float) -> Tensor:
-    """Token margins (B, N) to one margin a picture, (B,).
+    """Token margins (B, N) to one margin an image, (B,).
 
     ``max`` is Eq. 14; ``logsumexp`` pools as inference does (Eq. 28); ``top`` is the mean of the
     largest 5 %.
@@ -30,7 +30,7 @@ def bag_margin(margins: Tensor, pooling: str, sharpness: float) -> Tensor:
 
 
 def mil_loss(bag_margins: Tensor, defective: Tensor, margin: float) -> Tensor:
-    """Max-margin multiple-instance loss, mean over pictures (Eq. 15).
+    """Max-margin multiple-instance loss, mean over images (Eq. 15).
 
     Args:
         bag_margins: (B,).
@@ -47,14 +47,14 @@ def normalised_evidence(
     """mu / (sigma + epsilon) (Eq. 16); the variance is floored so that its root has a gradient.
 
     Without ``sigma_gradient`` the standard deviation is a constant to the optimiser: otherwise it
-    can satisfy both evidence losses, for every token of every picture, by shrinking it.
+    can satisfy both evidence losses, for every token of every image, by shrinking it.
     """
     sigma = moments.variance.clamp_min(floor).sqrt()
     return moments.mean / ((sigma if sigma_gradient else sigma.detach()) + epsilon)
 
 
 def compactness_loss(normal_evidence: Tensor) -> Tensor:
-    """Minus the mean normalised normal evidence (B_N, N) of the normal pictures (Eq. 17)."""
+    """Minus the mean normalised normal evidence (B_N, N) of the normal images (Eq. 17)."""
     return -normal_evidence.mean() if normal_evidence.numel() else normal_evidence.sum()
 
 
@@ -66,7 +66,7 @@ def attention(margins: Tensor, epsilon: float) -> Tensor:
 
 
 def attraction_loss(anomaly_evidence: Tensor, margins: Tensor, epsilon: float) -> Tensor:
-    """Minus the attended anomaly evidence of the defective pictures (Eq. 19).
+    """Minus the attended anomaly evidence of the defective images (Eq. 19).
 
     Args:
         anomaly_evidence: (B_A, N) normalised anomaly evidence.

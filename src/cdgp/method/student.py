@@ -15,7 +15,7 @@ def corrupt(
     erase_probability: float,
     erase_sides: tuple[float, float],
 ) -> Tensor:
-    """Additive noise, then 3 x 3 local averaging, then a zero rectangle, drawn per picture.
+    """Additive noise, then 3 x 3 local averaging, then a zero rectangle, drawn per image.
 
     Args:
         images: (B, 3, H, W) on the backbone's normalised scale, where zero is the mean colour.
@@ -23,7 +23,7 @@ def corrupt(
         noise: standard deviation.
         blur_probability: of the averaging.
         erase_probability: of the rectangle.
-        erase_sides: least and largest side as a share of the picture's side.
+        erase_sides: least and largest side as a share of the image's side.
     """
     corrupted = torch.empty_like(images)
     height, width = images.shape[-2:]
@@ -55,7 +55,7 @@ class ReverseStudent(nn.Module):
     """Reconstruct the three teacher stages from the coarsest one, through a bottleneck.
 
     The coarse feature is squeezed to stride 32 and fewer channels before anything is rebuilt, so
-    passing it through unchanged is not in the student's reach: what normal pictures do not need
+    passing it through unchanged is not in the student's reach: what normal images do not need
     is lost on the way, and a defect leaves a residual at all three scales.
 
     Args:

@@ -1,12 +1,12 @@
-"""Large pictures: overlapping windows at the picture's own resolution, blended into one map.
+"""Large images: overlapping windows at the image's own resolution, blended into one map.
 
 Windows begin at multiples of 32, the coarsest stride of both branches, so that the grids of
 neighbouring windows coincide. They are laid evenly and overlap by a quarter at least. A position's
 weight in a window is its distance from the window's nearest edge, over the sum of all windows that
 hold it: where two overlap, one fades linearly into the other.
 
-A picture that does not fit is continued by its mirror image: repeating its last row would make
-streaks that no picture has, and the residual finds them.
+An image that does not fit is continued by its mirror image: repeating its last row would make
+streaks that no image has, and the residual finds them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,9 +15,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from cdgp.method.detector import Evidence, Network
 from cdgp.method.graph import EvidenceGraph, InferenceGraph, Outputs
 from cdgp.method.losses import log_mean_exp
+from cdgp.method.network import Evidence, Network
 
 GRID = 32
 """Windows begin at multiples of this."""
@@ -55,27 +55,27 @@ def weights(length: int, side: int) -> Tensor:
 
 
 def places(size: Sequence[int], window: Size) -> list[Place]:
-    """Where all windows of a picture of (height, width) begin, row by row."""
+    """Where all windows of an image of (height, width) begin, row by row."""
     height, width = (starts(n, side) for n, side in zip(size, window, strict=True))
     return list(product(height, width))
 
 
-def cut(picture: Tensor, place: Place, window: Size) -> Tensor:
-    """One window (3, h, w) of a picture (3, H, W)."""
+def cut(image: Tensor, place: Place, window: Size) -> Tensor:
+    """One window (3, h, w) of an image (3, H, W)."""
     for dim, start, side in zip((1, 2), place, window, strict=True):
-        length = picture.shape[dim]
+        length = image.shape[dim]
         if start + side <= length:
-            picture = picture.narrow(dim, start, side)
+            image = image.narrow(dim, start, side)
         else:
-            at = torch.arange(start, start + side, device=picture.device) % (2 * length - 2)
-            picture = picture.index_select(dim, torch.minimum(at, 2 * length - 2 - at))
-    return picture.contiguous()
+            at = torch.arange(start, start + side, device=image.device) % (2 * length - 2)
+            image = image.index_select(dim, torch.minimum(at, 2 * length - 2 - at))
+    return image.contiguous()
 
 
-def windows(picture: Tensor, window: Size) -> Iterator[Tensor]:
-    """All windows (3, h, w) of a picture (3, H, W), in the order of ``places``."""
-    for place in places(picture.shape[1:], window):
-        yield cut(picture, place, window)
+def windows(image: Tensor, window: Size) -> Iterator[Tensor]:
+    """All windows (3, h, w) of an image (3, H, W), in the order of ``places``."""
+    for place in places(image.shape[1:], window):
+        yield cut(image, place, window)
 
 
 def batches(parts: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -91,11 +91,11 @@ def batches(parts: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def blended(parts: Iterable[Tensor], size: Size, window: Size) -> Tensor:
-    """Maps (C, h/4, w/4) of all windows of a picture to (C, H/4, W/4), rounded upwards.
+    """Maps (C, h/4, w/4) of all windows of an image to (C, H/4, W/4), rounded upwards.
 
     Args:
         parts: in the order of ``places``.
-        size: of the picture.
+        size: of the image.
         window: its size.
     """
     rows, columns = (weights(n, side) for n, side in zip(size, window, strict=True))
@@ -115,20 +115,20 @@ def blended(parts: Iterable[Tensor], size: Size, window: Size) -> Tensor:
 
 
 @torch.inference_mode()
-def tiled_evidence(network: Network | EvidenceGraph, picture: Tensor, window: Size) -> Evidence:
-    """A picture (3, H, W), RGB in [0, 1], to the evidence of all of it, (1, H/4, W/4).
+def tiled_evidence(network: Network | EvidenceGraph, image: Tensor, window: Size) -> Evidence:
+    """An image (3, H, W), RGB in [0, 1], to the evidence of all of it, (1, H/4, W/4).
 
-    a(x) is the log-sum-exp of the blended dominance over the picture.
+    a(x) is the log-sum-exp of the blended dominance over the image.
     """
     device = next(network.parameters()).device
 
     def maps() -> Iterator[Tensor]:
-        for images in batches(windows(picture, window)):
+        for images in batches(windows(image, window)):
             images = images.to(device).contiguous(memory_format=torch.channels_last)
             found: Evidence = network(images)
             yield from torch.stack([found.dominance, found.residual], dim=1).float()
 
-    dominance, residual = blended(maps(), (picture.shape[1], picture.shape[2]), window)[:, None]
+    dominance, residual = blended(maps(), (image.shape[1], image.shape[2]), window)[:, None]
     return Evidence(dominance, residual, log_mean_exp(dominance.flatten(1), network.sharpness))
 
 

@@ -1,4 +1,4 @@
-"""How well scores rank defects above normal surface: AUROC over pictures and over pixels.
+"""How well scores rank defects above normal surface: AUROC over images and over pixels.
 
 Both are the Mann-Whitney statistic, P(score of a defect > score of a normal one) + P(equal)/2,
 computed exactly: only the order of the scores counts, so they need no range and no scaling.
@@ -35,12 +35,12 @@ class Measure:
 def image_auroc(
     scores: ArrayLike, labels: ArrayLike, *, names: Sequence[str] | None = None
 ) -> Measure:
-    """Area under the ROC curve over pictures; ties count one half.
+    """Area under the ROC curve over images; ties count one half.
 
     Args:
         scores: (n,) finite, any range, higher means more defective.
         labels: (n,) bool or 0/1, 1 = defective.
-        names: (n,) names of the pictures, for messages.
+        names: (n,) names of the images, for messages.
 
     Raises:
         DataError: a score is not finite, a label is neither 0 nor 1, or lengths differ.
@@ -48,13 +48,13 @@ def image_auroc(
     >>> image_auroc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1])
     Measure(value=0.75, reason=None)
     >>> image_auroc([0.1, 0.2], [1, 1])
-    Measure(value=None, reason='no good picture')
+    Measure(value=None, reason='no good image')
     """
     values, defective = checked_scores(scores, labels, names)
     if not defective.any():
-        return Measure(None, "no defective picture")
+        return Measure(None, "no defective image")
     if defective.all():
-        return Measure(None, "no good picture")
+        return Measure(None, "no good image")
     positive, negative = np.sort(values[defective]), np.sort(values[~defective])
     wins = _twice_won(positive, negative)
     return Measure(wins / (2.0 * positive.size * negative.size))
@@ -63,12 +63,12 @@ def image_auroc(
 def pixel_auroc(
     maps: Sequence[FloatArray], masks: Sequence[NDArray[Any]], names: Sequence[str] | None = None
 ) -> Measure:
-    """Area under the ROC curve over all pixels of all pictures together; ties count one half.
+    """Area under the ROC curve over all pixels of all images together; ties count one half.
 
     Args:
         maps: anomaly maps, (H, W) each and of any sizes, finite, any range.
-        masks: (H, W) each like its map, non-zero = defect; all zero for a normal picture.
-        names: names of the pictures, for messages.
+        masks: (H, W) each like its map, non-zero = defect; all zero for a normal image.
+        names: names of the images, for messages.
 
     Raises:
         DataError: as `checked_maps`.
@@ -79,7 +79,7 @@ def pixel_auroc(
         return Measure(None, NO_MARKED)
     if all(mask.all() for _, mask in pairs):
         return Measure(None, NO_UNMARKED)
-    # Only the marked pixels are held together; each picture's others are counted against them.
+    # Only the marked pixels are held together; each image's others are counted against them.
     positive = np.sort(np.concatenate(marked))
     wins = unmarked = 0
     for values, mask in pairs:
@@ -114,12 +114,12 @@ def checked_scores(
 def checked_maps(
     maps: Sequence[FloatArray], masks: Sequence[NDArray[Any]], names: Sequence[str] | None = None
 ) -> list[tuple[FloatArray, BoolArray]]:
-    """Map and mask of each picture, (H, W) float and (H, W) bool; nothing is copied that fits.
+    """Map and mask of each image, (H, W) float and (H, W) bool; nothing is copied that fits.
 
     Raises:
         DataError: the numbers of maps, masks and names differ, a map is not (H, W) or is empty,
             its mask has another shape, or it holds NaN or infinity. The message begins with
-            the picture's name.
+            the image's name.
     """
     if len(maps) != len(masks) or (names is not None and len(names) != len(maps)):
         counts = f"{len(maps)} maps, {len(masks)} masks"
@@ -142,7 +142,7 @@ def checked_maps(
 
 
 def _name(names: Sequence[str] | None, index: int) -> str:
-    return f"picture {index}" if names is None else names[index]
+    return f"image {index}" if names is None else names[index]
 
 
 def _twice_won(positive: FloatArray, negative: FloatArray) -> int:

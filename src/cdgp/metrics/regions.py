@@ -32,7 +32,7 @@ def aupro(
 
     Lowering the threshold over all distinct scores draws a curve from (0, 0) to (1, 1): across, the
     share of all normal pixels that are marked; up, the marked share of a region, averaged over
-    the 8-connected regions of all pictures. Points are joined by straight lines, and the area up
+    the 8-connected regions of all images. Points are joined by straight lines, and the area up
     to the limit L is divided by L. (Bergmann et al., "The MVTec Anomaly Detection Dataset: A
     Comprehensive Real-World Dataset for Unsupervised Anomaly Detection", IJCV 2021.)
 
@@ -47,9 +47,9 @@ def aupro(
 
     Args:
         maps: anomaly maps, (H, W) each and of any sizes, finite, any range.
-        masks: (H, W) each like its map, non-zero = defect; all zero for a normal picture.
+        masks: (H, W) each like its map, non-zero = defect; all zero for a normal image.
         limits: false-positive rates in (0, 1].
-        names: names of the pictures, for messages.
+        names: names of the images, for messages.
 
     Returns:
         For each limit the value, or the reason 'no marked pixel' or 'no unmarked pixel'.

@@ -1,6 +1,6 @@
 """Whether probabilities mean what they say, and thresholds that keep a promised false-reject rate.
 
-One decision rule throughout: a picture is rejected as defective when its score > threshold.
+One decision rule throughout: an image is rejected as defective when its score > threshold.
 """
 
 import math
@@ -32,8 +32,8 @@ class FalseRejectThreshold:
     """A threshold on the score, and the false-reject rate that it keeps for a new normal part."""
 
     threshold: float
-    bound: float  # P(score of a new normal picture > threshold) is at most this
-    normals: int  # held-out normal pictures that it rests on
+    bound: float  # P(score of a new normal image > threshold) is at most this
+    normals: int  # held-out normal images that it rests on
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def expected_calibration_error(
     """
     curve = reliability_curve(probabilities, labels, bins)
     if not any(curve.counts):
-        return Measure(None, "no picture")
+        return Measure(None, "no image")
     gaps = [
         count * abs(mean - rate)
         for count, mean, rate in zip(
@@ -108,16 +108,16 @@ def expected_calibration_error(
 
 
 def false_reject_threshold(normal_scores: ArrayLike, max_rate: float) -> FalseRejectThreshold:
-    r"""Threshold that rejects a new normal picture with a probability of at most `max_rate`.
+    r"""Threshold that rejects a new normal image with a probability of at most `max_rate`.
 
     Of n held-out normal scores the k-th smallest, :math:`k = \lceil (n + 1)(1 - R) \rceil`. If a
     new normal score is exchangeable with them, its rank among the n + 1 is uniform, so it exceeds
     the threshold with probability at most 1 - k / (n + 1); ties only lower that. The probability
-    is over the held-out pictures and the new one together. (Vovk et al., "Algorithmic Learning in
+    is over the held-out images and the new one together. (Vovk et al., "Algorithmic Learning in
     a Random World", 2005; split conformal prediction.)
 
     Args:
-        normal_scores: (n,) finite scores of normal pictures that took no part in training.
+        normal_scores: (n,) finite scores of normal images that took no part in training.
         max_rate: R in (0, 1), taken as the decimal number it prints as.
 
     Raises:
@@ -134,14 +134,14 @@ def false_reject_threshold(normal_scores: ArrayLike, max_rate: float) -> FalseRe
     k = math.ceil((n + 1) * (1 - rate))
     if k > n:
         raise SettingsError(
-            f"too few normal pictures to calibrate a false-reject rate of at most {max_rate}: "
+            f"too few normal images to calibrate a false-reject rate of at most {max_rate}: "
             f"{n} are held out of training, at least {math.ceil(1 / rate) - 1} are needed"
         )
     return FalseRejectThreshold(float(np.sort(scores)[k - 1]), float(1 - Fraction(k, n + 1)), n)
 
 
 def overkill_and_escape(scores: ArrayLike, labels: ArrayLike, threshold: float) -> Decisions:
-    """Rate of good pictures rejected and of defective pictures passed, with their counts.
+    """Rate of good images rejected and of defective images passed, with their counts.
 
     Args:
         scores: (n,) finite, any range; rejected when score > threshold.
@@ -161,8 +161,8 @@ def overkill_and_escape(scores: ArrayLike, labels: ArrayLike, threshold: float) 
     false_rejects = int(np.count_nonzero(rejected & ~defective))
     misses = int(np.count_nonzero(~rejected & defective))
     return Decisions(
-        overkill=Measure(false_rejects / good) if good else Measure(None, "no good picture"),
-        escape=Measure(misses / bad) if bad else Measure(None, "no defective picture"),
+        overkill=Measure(false_rejects / good) if good else Measure(None, "no good image"),
+        escape=Measure(misses / bad) if bad else Measure(None, "no defective image"),
         good=good,
         false_rejects=false_rejects,
         defective=bad,

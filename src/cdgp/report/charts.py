@@ -98,12 +98,12 @@ def histogram_chart(found: Histogram, threshold: float) -> Markup:
     plot.legend([*((name, name) for name in names), ("threshold", f"threshold {threshold:.4g}")])
     total = ", ".join(f"{sum(counts)} {name}" for name, counts in found.counts.items())
     return plot.svg(
-        f"Score histogram of {total}", "P(defective), log-odds scale", "pictures, square-root scale"
+        f"Score histogram of {total}", "P(defective), log-odds scale", "images, square-root scale"
     )
 
 
 def reliability_chart(curve: ReliabilityCurve) -> Markup:
-    """Observed against predicted rate of defects; the area of a dot grows with its pictures."""
+    """Observed against predicted rate of defects; the area of a dot grows with its images."""
     plot = _Plot((0, 1), (0, 1))
     for tick in (0, 0.2, 0.4, 0.6, 0.8, 1):
         plot.x_tick(tick, f"{tick:g}")
@@ -119,11 +119,11 @@ def reliability_chart(curve: ReliabilityCurve) -> Markup:
     plot.line([(mean, rate) for mean, rate, _ in dots], "accent")
     for mean, rate, count in dots:
         radius = 3 + 6 * float(np.sqrt(count / max(curve.counts)))
-        tip = f"predicted {mean:.3f}, observed {rate:.3f}, {count} pictures"
+        tip = f"predicted {mean:.3f}, observed {rate:.3f}, {count} images"
         plot.dot(mean, rate, radius, "accent", tip)
     plot.legend([("accent", "this model"), ("diagonal", "perfect")])
     return plot.svg(
-        "Reliability: observed share of defective pictures against predicted probability",
+        "Reliability: observed share of defective images against predicted probability",
         "predicted P(defective)",
         "share that is defective",
     )

@@ -1,4 +1,4 @@
-"""The page of `cdgp check`: findings with their pictures side by side."""
+"""The page of `cdgp check`: findings with their images side by side."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -10,26 +10,26 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from cdgp.data.audit import SHORTCUT, Audit, Finding, told
-from cdgp.data.images import read_picture, reason
-from cdgp.errors import PictureError
+from cdgp.audit.findings import SHORTCUT, Audit, Finding, told
+from cdgp.data.images import read_image, reason
+from cdgp.errors import ImageError
 from cdgp.files import printable, write_text
 from cdgp.report.html import jpeg, link, template
 
 GROUPS = 12
 """Groups of a finding that are shown."""
 MEMBERS = 8
-"""Pictures of a group that are shown."""
+"""Images of a group that are shown."""
 SIZES = 6
 SIDE = 300
 
 
 class Card(NamedTuple):
-    """A picture in small, or why it is not shown."""
+    """An image in small, or why it is not shown."""
 
     name: str
     link: str
-    picture: str
+    image: str
     """Data URI; empty where it cannot be shown."""
     problem: str
 
@@ -43,7 +43,7 @@ def write_check(
         out: the HTML file.
         title: its headline.
         audit: what was found.
-        paths: of pictures and masks, by the name that the findings use.
+        paths: of images and masks, by the name that the findings use.
         white_level: of 16-bit files.
 
     Raises:
@@ -54,15 +54,15 @@ def write_check(
     def card(name: str) -> Card:
         path = paths[name]
         try:
-            picture = read_picture(path, white_level)
-        except PictureError as error:
+            image = read_image(path, white_level)
+        except ImageError as error:
             return Card(name, link(path, folder), "", reason(error, path))
-        small = Image.fromarray(np.rint(picture * 255).astype(np.uint8))
+        small = Image.fromarray(np.rint(image * 255).astype(np.uint8))
         small.thumbnail((SIDE, SIDE))
         return Card(name, link(path, folder), jpeg(small), "")
 
     def groups(finding: Finding) -> list[list[Card]]:
-        return [[card(name) for name in group[:MEMBERS]] for group in finding.pictures[:GROUPS]]
+        return [[card(name) for name in group[:MEMBERS]] for group in finding.images[:GROUPS]]
 
     text = template("check.html.j2").render(
         title=title,
@@ -71,7 +71,7 @@ def write_check(
         verdict=verdict(audit.findings),
         sizes=list(islice(audit.sizes.items(), SIZES)),
         findings=[
-            (finding, groups(finding), max(0, len(finding.pictures) - GROUPS))
+            (finding, groups(finding), max(0, len(finding.images) - GROUPS))
             for finding in audit.findings
         ],
         limit=SHORTCUT,

@@ -18,18 +18,18 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 from PIL import Image
 
-from cdgp.data.images import read_picture, reason
-from cdgp.errors import PictureError
-from cdgp.evaluation import ScoredPicture
+from cdgp.audit.suspects import Suspect
+from cdgp.data.images import read_image, reason
+from cdgp.errors import ImageError
+from cdgp.evaluation import ScoredImage
 from cdgp.files import printable, write_text
 from cdgp.inference import Detector
 from cdgp.metrics.reliability import reliability_curve
 from cdgp.report import charts
 from cdgp.report.overlay import STACKED_FROM, panels, probability
-from cdgp.training.crossfit import Suspect
 
 SHOWN = 8
-"""Pictures in a gallery, and names in a warning."""
+"""Images in a gallery, and names in a warning."""
 THUMBNAIL_SIDES = (256, 320)
 THUMBNAIL_BYTES = 30_000
 """Quality falls until a thumbnail fits: six full galleries then stay below 4 MB."""
@@ -82,19 +82,19 @@ class Extra(TypedDict, total=False):
     manifest_counts: Mapping[str, tuple[int, int]]
     """(good, defective) by split, as ``Manifest.counts`` gives them."""
     audit: Sequence[str]
-    """What was noticed of the training pictures, in words."""
+    """What was noticed of the training images, in words."""
     suspects: Sequence[Suspect]
-    """Pictures whose label is doubtful, the most doubtful first."""
+    """Images whose label is doubtful, the most doubtful first."""
 
 
 class Gallery(NamedTuple):
-    """Pictures that deserve a look, the first one most."""
+    """Images that deserve a look, the first one most."""
 
     title: str
     why: str
-    rows: tuple[ScoredPicture, ...]
+    rows: tuple[ScoredImage, ...]
     remarks: Mapping[str, str] = {}
-    """What else is said of a picture, by its name."""
+    """What else is said of an image, by its name."""
 
 
 class Told(NamedTuple):
@@ -107,9 +107,9 @@ class Told(NamedTuple):
 
 
 class _Thumbnails(NamedTuple):
-    """Data URIs of a picture and its map, or why there are none."""
+    """Data URIs of an image and its map, or why there are none."""
 
-    picture: str
+    image: str
     heat: str
     stacked: bool
     problem: str | None
@@ -117,7 +117,7 @@ class _Thumbnails(NamedTuple):
 
 @dataclass(frozen=True)
 class _Card:
-    row: ScoredPicture
+    row: ScoredImage
     link: str
     thumbnails: _Thumbnails
     remark: str
@@ -127,24 +127,24 @@ def write_report(
     out: Path,
     title: str,
     detector: Detector,
-    rows: Collection[ScoredPicture],
+    rows: Collection[ScoredImage],
     metrics: Mapping[str, Any] | None,
     computed_on: str,
     extra: Extra | None = None,
 ) -> None:
-    """Write the report of scored pictures whole.
+    """Write the report of scored images whole.
 
-    The pictures of the galleries are read and predicted again; one that cannot be read any more is
+    The images of the galleries are read and predicted again; one that cannot be read any more is
     listed with the reason.
 
     Args:
         out: the HTML file.
         title: its headline.
-        detector: that scored the pictures.
-        rows: the scored pictures, walked through several times; where all have labels, errors
+        detector: that scored the images.
+        rows: the scored images, walked through several times; where all have labels, errors
             and reliability are shown.
         metrics: as `evaluation.evaluate` returns them, or None where there are no labels.
-        computed_on: which pictures these are, in words: "42 test pictures".
+        computed_on: which images these are, in words: "42 test images".
         extra: the training log and the counts of the manifest, where they exist.
 
     Raises:
@@ -165,7 +165,7 @@ def write_report(
         title=title,
         date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
         computed_on=computed_on,
-        pictures=len(rows),
+        images=len(rows),
         good=counts["good"],
         defective=counts["defective"],
         rejected=sum(row.pred_label for row in rows),
@@ -201,14 +201,14 @@ def write_report(
     write_text(out, printable(text))
 
 
-def galleries(rows: Collection[ScoredPicture], threshold: float) -> list[Gallery]:
+def galleries(rows: Collection[ScoredImage], threshold: float) -> list[Gallery]:
     """The wrong ones, worst first, where all have labels; the doubtful; the most defective."""
     middle = float(charts.log_odds(threshold))
 
-    def doubt(row: ScoredPicture) -> float:
+    def doubt(row: ScoredImage) -> float:
         return abs(float(charts.log_odds(row.pred_score)) - middle)
 
-    def peak(row: ScoredPicture) -> float:
+    def peak(row: ScoredImage) -> float:
         return max((region.peak for region in row.regions), default=0.0)
 
     found = []
@@ -262,16 +262,16 @@ def template(name: str) -> Template:
 
 
 def suspect_galleries(suspects: Sequence[Suspect], detector: Detector) -> Iterable[Gallery]:
-    """The pictures of each label that a classifier without them doubts most."""
+    """The images of each label that a classifier without them doubts most."""
     for defective, word, other in ((False, "good", "defective"), (True, "defective", "good")):
         chosen = [s for s in suspects if s.defective == defective][:SHOWN]
         rows, remarks = [], {}
         for s in chosen:
             try:
                 found = detector.predict(s.path)
-            except PictureError:  # gone since: suspects.csv still names it
+            except ImageError:  # gone since: suspects.csv still names it
                 continue
-            rows.append(ScoredPicture.of(found, s.name, s.path, s.split, s.defective))
+            rows.append(ScoredImage.of(found, s.name, s.path, s.split, s.defective))
             remarks[s.name] = f"looks {other} with P = {s.doubt:.2f} to a classifier without it"
         if rows:
             yield Gallery(
@@ -284,8 +284,8 @@ def suspect_galleries(suspects: Sequence[Suspect], detector: Detector) -> Iterab
 
 
 def _first(
-    rows: Iterable[ScoredPicture], key: Callable[[ScoredPicture], tuple[Any, ...]]
-) -> tuple[ScoredPicture, ...]:
+    rows: Iterable[ScoredImage], key: Callable[[ScoredImage], tuple[Any, ...]]
+) -> tuple[ScoredImage, ...]:
     return tuple(heapq.nsmallest(SHOWN, rows, key=key))
 
 
@@ -317,7 +317,7 @@ def training_charts(log: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, Mar
     for stage in dict.fromkeys(str(record["stage"]) for record in log if "step" in record):
         records = [r for r in log if r.get("stage") == stage and "step" in r]
         margins = {
-            style: (f"{style} pictures", points)
+            style: (f"{style} images", points)
             for style in ("good", "defective")
             if (points := _points(records, f"margin_{style}"))
         }
@@ -348,7 +348,7 @@ def _last(log: Sequence[Mapping[str, Any]], key: str) -> Any:
     return next((record[key] for record in reversed(log) if key in record), None)
 
 
-def _histogram(rows: Collection[ScoredPicture], threshold: float, labelled: bool) -> Markup | None:
+def _histogram(rows: Collection[ScoredImage], threshold: float, labelled: bool) -> Markup | None:
     if not rows:
         return None
     if labelled:
@@ -357,24 +357,24 @@ def _histogram(rows: Collection[ScoredPicture], threshold: float, labelled: bool
             "defective": [row.pred_score for row in rows if row.defective],
         }
     else:
-        groups = {"pictures": [row.pred_score for row in rows]}
+        groups = {"images": [row.pred_score for row in rows]}
     return charts.histogram_chart(charts.histogram(groups, threshold), threshold)
 
 
-def _reliability(rows: Collection[ScoredPicture]) -> Markup:
+def _reliability(rows: Collection[ScoredImage]) -> Markup:
     scores, labels = [row.pred_score for row in rows], [bool(row.defective) for row in rows]
     return charts.reliability_chart(reliability_curve(scores, labels))
 
 
 class _Viewer:
-    """Cards of pictures, each read and predicted once."""
+    """Cards of images, each read and predicted once."""
 
     def __init__(self, detector: Detector, out: Path) -> None:
         self._detector = detector
         self._folder = out.absolute().parent
         self._seen: dict[Path, _Thumbnails] = {}
 
-    def card(self, row: ScoredPicture, remarks: Mapping[str, str]) -> _Card:
+    def card(self, row: ScoredImage, remarks: Mapping[str, str]) -> _Card:
         if row.path not in self._seen:
             self._seen[row.path] = self._thumbnails(row.path)
         remark = remarks.get(row.name, "")
@@ -383,11 +383,11 @@ class _Viewer:
     def _thumbnails(self, path: Path) -> _Thumbnails:
         detector = self._detector
         try:
-            picture = read_picture(path, detector.settings.data.white_level)
+            image = read_image(path, detector.settings.data.white_level)
             prediction = detector.predict(path)
-        except PictureError as error:
+        except ImageError as error:
             return _Thumbnails("", "", False, reason(error, path))
-        plain, laid = panels(picture, prediction, detector.colour_scale, THUMBNAIL_SIDES)
+        plain, laid = panels(image, prediction, detector.colour_scale, THUMBNAIL_SIDES)
         stacked = plain.width >= STACKED_FROM * plain.height
         return _Thumbnails(jpeg(plain), jpeg(laid), stacked, None)
 

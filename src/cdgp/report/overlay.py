@@ -1,4 +1,4 @@
-"""A picture beside the same picture under its map, in the one colour scale of a model."""
+"""An image beside the same image under its map, in the one colour scale of a model."""
 
 import hashlib
 import re
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from cdgp.files import written_whole
+from cdgp.files import atomic_write
 from cdgp.inference import Prediction, Region
 
 ANCHORS = np.array(
@@ -27,9 +27,9 @@ OPACITY = 0.85
 """Of the heat where the map reaches the end of the scale."""
 MAX_BOXES = 20
 LEAST_SIDE, MOST_SIDE = 256, 1024
-"""Range, in pixels, that the longer side of a drawn picture is brought into."""
+"""Range, in pixels, that the longer side of a drawn image is brought into."""
 STACKED_FROM = 1.5
-"""Pictures at least this many times as wide as high stand above each other."""
+"""Images at least this many times as wide as high stand above each other."""
 GAP = 4
 PAPER, INK = (24, 26, 29), (240, 241, 243)
 
@@ -60,26 +60,26 @@ def heat(values: NDArray[np.float32], scale: tuple[float, float]) -> NDArray[np.
 
 
 def panels(
-    picture: NDArray[np.float32],
+    image: NDArray[np.float32],
     prediction: Prediction,
     scale: tuple[float, float],
     sides: tuple[int, int] = (LEAST_SIDE, MOST_SIDE),
 ) -> tuple[Image.Image, Image.Image]:
-    """The picture, and the picture under its heat with boxes around the first 20 regions.
+    """The image, and the image under its heat with boxes around the first 20 regions.
 
     Args:
-        picture: HWC float32 RGB in [0, 1].
-        prediction: of this picture.
+        image: HWC float32 RGB in [0, 1].
+        prediction: of this image.
         scale: as `heat` takes it.
         sides: least and largest longer side of what is drawn, in pixels.
 
     Returns:
         Two RGB images of one size.
     """
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     factor = float(np.clip(max(height, width), *sides)) / max(height, width)
     size = max(1, round(width * factor)), max(1, round(height * factor))
-    pixels = np.rint(np.clip(picture, 0, 1) * 255).astype(np.uint8)
+    pixels = np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8)
     plain = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
     map_image = Image.fromarray(np.asarray(prediction.anomaly_map, np.float32))
     values = np.asarray(map_image.resize(size, Image.Resampling.BILINEAR))
@@ -93,13 +93,13 @@ def panels(
 
 
 def overlay(
-    picture: NDArray[np.float32], prediction: Prediction, scale: tuple[float, float]
+    image: NDArray[np.float32], prediction: Prediction, scale: tuple[float, float]
 ) -> Image.Image:
     """Both panels, wide ones above each other, over a strip that tells the decision.
 
     Arguments as `panels`.
     """
-    first, second = panels(picture, prediction, scale)
+    first, second = panels(image, prediction, scale)
     width, height = first.size
     stacked = width >= STACKED_FROM * height
     across, down = (width, 2 * height + GAP) if stacked else (2 * width + GAP, height)
@@ -117,7 +117,7 @@ def overlay(
 
 def write_overlay(
     path: Path,
-    picture: NDArray[np.float32],
+    pixels: NDArray[np.float32],
     prediction: Prediction,
     scale: tuple[float, float],
 ) -> None:
@@ -126,15 +126,15 @@ def write_overlay(
     Raises:
         OutputError: the place cannot be written.
     """
-    image = overlay(picture, prediction, scale)
-    with written_whole(path) as temporary:
+    image = overlay(pixels, prediction, scale)
+    with atomic_write(path) as temporary:
         image.save(temporary, "PNG")
 
 
 def output_name(name: str) -> str:
-    """A relative output path without suffix for a picture's name in the manifest.
+    """A relative output path without suffix for an image's name in the manifest.
 
-    Sub-folders, the picture's own suffix and letters of every script are kept. Every other unsafe
+    Sub-folders, the image's own suffix and letters of every script are kept. Every other unsafe
     character becomes the %XX of its UTF-8 bytes, as do dots and spaces at either end and what
     Windows reserves, so that distinct names stay distinct and none leaves the folder. Parts that
     are too long end in a digest. Names that differ in case alone collide where the file system
@@ -155,12 +155,12 @@ def _share(values: NDArray[Any], scale: tuple[float, float]) -> NDArray[np.float
 
 
 def _draw_box(image: Image.Image, region: Region, factor: float) -> None:
-    """A white line within a black one, outside the region as far as the picture allows."""
+    """A white line within a black one, outside the region as far as the image allows."""
     left, top = region.x * factor, region.y * factor
     right, bottom = left + region.width * factor, top + region.height * factor
     draw = ImageDraw.Draw(image)
     for distance, colour in ((3, "black"), (2, "white")):
-        rim = 3 - distance  # at an edge of the picture both lines still show
+        rim = 3 - distance  # at an edge of the image both lines still show
         x0, y0 = max(rim, int(left) - distance), max(rim, int(top) - distance)
         x1 = min(image.width - 1 - rim, int(np.ceil(right)) + distance - 1)
         y1 = min(image.height - 1 - rim, int(np.ceil(bottom)) + distance - 1)

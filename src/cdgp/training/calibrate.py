@@ -1,4 +1,4 @@
-"""Third stage: evidence of the calibration pictures, and what is fitted on it (Section 3.6)."""
+"""Third stage: evidence of the calibration images, and what is fitted on it (Section 3.6)."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,23 +15,23 @@ from cdgp.method.calibration import (
     fuse,
     upsample,
 )
-from cdgp.method.detector import Calibration, Evidence, Network
 from cdgp.method.graph import EvidenceGraph
+from cdgp.method.network import Calibration, Evidence, Network
 from cdgp.method.tiles import CELL, tiled_evidence
 from cdgp.presets import CalibrationSettings
 from cdgp.progress import Progress
-from cdgp.training.pictures import Pictures
+from cdgp.training.dataset import WeakDataset
 
 
 class CalibrationEvidence(NamedTuple):
-    """Evidence of the calibration pictures, at token resolution, and their labels."""
+    """Evidence of the calibration images, at token resolution, and their labels."""
 
     evidence: Sequence[Evidence]
-    """Of each picture, (1, h, w)."""
+    """Of each image, (1, h, w)."""
     defective: Tensor
     """(n,) bool."""
     sizes: Sequence[tuple[int, int]]
-    """(H, W) of each picture's map."""
+    """(H, W) of each image's map."""
 
     @property
     def pooled(self) -> Tensor:
@@ -42,16 +42,16 @@ class CalibrationEvidence(NamedTuple):
 @torch.inference_mode()
 def collect_evidence(
     network: Network | EvidenceGraph,
-    pictures: Pictures,
+    dataset: WeakDataset,
     device: torch.device,
     progress: Progress,
 ) -> CalibrationEvidence:
-    """Run a network, or its graph for inference, over pictures, one at a time."""
+    """Run a network, or its graph for inference, over images, one at a time."""
     evidence, sizes = [], []
-    with progress.phase("Calibration", len(pictures)) as advance:
-        for index in range(len(pictures)):
-            image, size = pictures.input(index), pictures.size
-            if pictures.tile:
+    with progress.phase("Calibration", len(dataset)) as advance:
+        for index in range(len(dataset)):
+            image, size = dataset.input(index), dataset.size
+            if dataset.tile:
                 found = tiled_evidence(network, image, size)
                 size = (CELL * found.dominance.shape[1], CELL * found.dominance.shape[2])
             else:
@@ -60,17 +60,17 @@ def collect_evidence(
             evidence.append(Evidence(*(part.float().cpu() for part in found)))
             sizes.append(size)
             advance()
-    return CalibrationEvidence(evidence, pictures.defective, sizes)
+    return CalibrationEvidence(evidence, dataset.defective, sizes)
 
 
 def fit_calibration(collected: CalibrationEvidence, settings: CalibrationSettings) -> Calibration:
     """Branch statistics, normal tail and image probability from calibration evidence.
 
-    The normal pixels of the tail are evenly spaced over all normal calibration pictures, at most
-    ``tail_pixels`` of them; pictures are upsampled one at a time, so that memory stays bounded.
+    The normal pixels of the tail are evenly spaced over all normal calibration images, at most
+    ``tail_pixels`` of them; images are upsampled one at a time, so that memory stays bounded.
 
     Raises:
-        TrainingError: no good or no defective picture, or scores that are not finite.
+        TrainingError: no good or no defective image, or scores that are not finite.
     """
     good = torch.nonzero(~collected.defective).flatten().tolist()
     maps = [collected.evidence[i] for i in good]

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.transforms import v2
 
-from cdgp.data.splits import evenly
+from cdgp.data.splits import subsample_evenly
 from cdgp.errors import NoSeparationError
 from cdgp.method.backbone import Encoder
-from cdgp.method.controls import HeteroscedasticHead, LinearHead
 from cdgp.method.gp import DualGP, SparseGP
 from cdgp.method.inducing import inducing_sets
 from cdgp.method.kernels import kernel_named
@@ -31,13 +30,14 @@ from cdgp.method.tokens import TokenProjection
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import DualGPSettings, Settings
 from cdgp.progress import Progress
+from cdgp.training.dataset import WeakDataset, seeded, shuffled_stream
 from cdgp.training.loop import cosine, read_state, run_stage
-from cdgp.training.pictures import Pictures, seeded, shuffled_stream
+from cdgp_bench.controls import HeteroscedasticHead, LinearHead
 
-SEPARATION_PICTURES = 64
-"""The check for separation looks at so many pictures of each label at most."""
+SEPARATION_IMAGES = 64
+"""The check for separation looks at so many images of each label at most."""
 LEAST_SEPARATION = 0.7
-"""AUROC of the pooled margin over training pictures below which there is no usable model."""
+"""AUROC of the pooled margin over training images below which there is no usable model."""
 
 
 Head = Literal["gp", "linear", "heteroscedastic"]
@@ -51,7 +51,7 @@ class TrainedDualGP(NamedTuple):
     projection: TokenProjection
     gps: DualGP
     separation: float
-    """AUROC of the pooled mean margin over training pictures."""
+    """AUROC of the pooled mean margin over training images."""
 
 
 class DualGPTraining(nn.Module):
@@ -73,7 +73,7 @@ class DualGPTraining(nn.Module):
         self.sharpness = sharpness
 
     def forward(self, images: Tensor, defective: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of Eq. 13 and the signs of health, of pictures (B, 3, H, W) and labels (B,) bool."""
+        """Loss of Eq. 13 and the signs of health, of images (B, 3, H, W) and labels (B,) bool."""
         s = self.settings
         self.encoder.train_trunk(s.batch_norm)
         images = images.contiguous(memory_format=torch.channels_last)
@@ -153,7 +153,7 @@ class UnitTokens(nn.Module):
 
 
 def train_dual_gp(
-    pictures: Pictures,
+    dataset: WeakDataset,
     encoder: Encoder,
     settings: Settings,
     fabric: Fabric,
@@ -163,10 +163,10 @@ def train_dual_gp(
     progress: Progress,
     head: Head = "gp",
 ) -> TrainedDualGP:
-    """Train the Dual GP on weakly labelled pictures, starting from a pretrained encoder.
+    """Train the Dual GP on weakly labelled images, starting from a pretrained encoder.
 
     Args:
-        pictures: the fit pictures, or fit and calibration pictures.
+        dataset: the fit images, or fit and calibration images.
         encoder: pretrained; trained in place.
         settings: of the run.
         fabric: device and backward pass.
@@ -188,7 +188,7 @@ def train_dual_gp(
     if head == "gp":
         found = read_state(state, fingerprint) if state else None
         if found is None:
-            Zn, Za = select_inducing(pictures, encoder, projection, settings, fabric, progress)
+            Zn, Za = select_inducing(dataset, encoder, projection, settings, fabric, progress)
         else:
             Zn, Za = (found.tensors[f"module.gps.{name}.Z"] for name in ("normal", "anomaly"))
         gps = new_pair(Zn, Za, s)
@@ -207,16 +207,16 @@ def train_dual_gp(
     )
 
     def hardest(indices: Sequence[int]) -> Tensor:
-        return hardest_windows(pictures, indices, training, fabric.device)
+        return hardest_windows(dataset, indices, training, fabric.device)
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
-        return weak_batch(pictures, settings, step, hardest if pictures.tile else None)
+        return weak_batch(dataset, settings, step, hardest if dataset.tile else None)
 
     run_stage("Dual GP", fabric, training, optimizer, s.steps,
               cosine(s.steps, s.final_learning_rate), batch, fingerprint, state, log,
               progress)  # fmt: skip
     training.eval()
-    separation = separation_of(pictures, training, fabric)
+    separation = separation_of(dataset, training, fabric)
     log({"stage": "Dual GP", "separation": round(separation, 4)})
     if separation < LEAST_SEPARATION and s.no_separation == "stop":
         raise NoSeparationError(no_separation_message(separation))
@@ -231,46 +231,46 @@ def new_projection(encoder: Encoder, settings: Settings) -> TokenProjection:
 
 
 def weak_batch(
-    pictures: Pictures,
+    dataset: WeakDataset,
     settings: Settings,
     step: int,
     shown: Callable[[Sequence[int]], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Jittered pictures (B, 3, H, W) and labels (B,) bool of one step.
+    """Jittered images (B, 3, H, W) and labels (B,) bool of one step.
 
     Args:
-        pictures: to choose from.
+        dataset: to choose from.
         settings: of the run.
         step: its number.
-        shown: what of the chosen pictures the network sees; all of them where None.
+        shown: what of the chosen images the network sees; all of them where None.
     """
     s = settings.dual_gp
-    chosen = batch_indices(pictures, s.sampler, s.batch_size, step, settings.seed)
-    images = jittered((shown or pictures.batch)(chosen), s.colour_jitter, settings.seed, step)
-    return images, pictures.defective[chosen]
+    chosen = batch_indices(dataset, s.sampler, s.batch_size, step, settings.seed)
+    images = jittered((shown or dataset.batch)(chosen), s.colour_jitter, settings.seed, step)
+    return images, dataset.defective[chosen]
 
 
 @torch.no_grad()
 def hardest_windows(
-    pictures: Pictures, indices: Sequence[int], training: DualGPTraining, device: torch.device
+    dataset: WeakDataset, indices: Sequence[int], training: DualGPTraining, device: torch.device
 ) -> Tensor:
-    """(B, 3, H, W): of each tiled picture the window with the largest mean margin of a token.
+    """(B, 3, H, W): of each tiled image the window with the largest mean margin of a token.
 
-    The maximum of Eq. 14 over all tokens of the picture lies in that window, and all of the MIL
+    The maximum of Eq. 14 over all tokens of the image lies in that window, and all of the MIL
     loss's gradient with it; other poolings than ``max`` pool the window only. It is looked for
     anew at each visit, without gradients and in evaluation mode. The other two losses see that
-    window alone: of good pictures, the one that looks most like a defect.
+    window alone: of good images, the one that looks most like a defect.
     """
     training.eval()
     found = []
     for index in indices:
-        picture = pictures.input(index)
-        possible = places(picture.shape[1:], pictures.size)
+        whole = dataset.input(index)
+        possible = places(whole.shape[1:], dataset.size)
         largest = torch.cat([
             token_margins(training, images.to(device)).amax(1)
-            for images in batches(cut(picture, place, pictures.size) for place in possible)
+            for images in batches(cut(whole, place, dataset.size) for place in possible)
         ])  # fmt: skip
-        found.append(cut(picture, possible[int(largest.argmax())], pictures.size))
+        found.append(cut(whole, possible[int(largest.argmax())], dataset.size))
     return torch.stack(found)
 
 
@@ -305,7 +305,7 @@ def new_control(head: Head, settings: Settings) -> DualGP:
 
 
 def select_inducing(
-    pictures: Pictures,
+    dataset: WeakDataset,
     encoder: Encoder,
     projection: TokenProjection,
     settings: Settings,
@@ -314,24 +314,27 @@ def select_inducing(
 ) -> tuple[Tensor, Tensor]:
     """Z_N and Z_A from the tokens of the untrained network.
 
-    At most ``inducing.tokens_per_class`` tokens of a class are held. Every picture gives the same
-    number, at positions drawn by seed and picture; where there are more pictures than tokens to
-    hold, evenly spaced pictures give one each. So it is with the windows of a tiled picture.
+    At most ``inducing.tokens_per_class`` tokens of a class are held. Every image gives the same
+    number, at positions drawn by seed and whole; where there are more images than tokens to
+    hold, evenly spaced images give one each. So it is with the windows of a tiled whole.
     """
     s = settings.inducing
     encoder.eval()
-    chosen = {label: evenly(pictures.indices(label), s.tokens_per_class) for label in (False, True)}
+    chosen = {
+        label: subsample_evenly(dataset.indices(label), s.tokens_per_class)
+        for label in (False, True)
+    }
     tokens: dict[bool, list[Tensor]] = {False: [], True: []}
     total = sum(len(indices) for indices in chosen.values())
     with torch.inference_mode(), progress.phase("Inducing tokens", total) as advance:
         for label, indices in chosen.items():
             each = max(1, s.tokens_per_class // max(1, len(indices)))
             for index in indices:
-                picture = pictures.input(index)
-                shown = evenly(places(picture.shape[1:], pictures.size), each)
+                whole = dataset.input(index)
+                shown = subsample_evenly(places(whole.shape[1:], dataset.size), each)
                 generator = seeded(settings.seed, "tokens", label, index)
                 for place in shown:
-                    image = cut(picture, place, pictures.size)[None].to(fabric.device)
+                    image = cut(whole, place, dataset.size)[None].to(fabric.device)
                     image = image.contiguous(memory_format=torch.channels_last)
                     grid = projection(encoder(encoder.normalise(image))).flatten(0, 2)
                     order = torch.randperm(len(grid), generator=generator)[: each // len(shown)]
@@ -343,22 +346,22 @@ def select_inducing(
     return Zn.clone(), Za.clone()
 
 
-def batch_indices(pictures: Pictures, sampler: str, size: int, step: int, seed: int) -> list[int]:
-    """Positions of the pictures of one step."""
+def batch_indices(dataset: WeakDataset, sampler: str, size: int, step: int, seed: int) -> list[int]:
+    """Positions of the images of one step."""
     if sampler == "random":
-        everything = list(range(len(pictures)))
+        everything = list(range(len(dataset)))
         return shuffled_stream(everything, step * size, size, seed, "all")
     defective = size // 2
     good = size - defective
     return shuffled_stream(
-        pictures.indices(True), step * defective, defective, seed, "defective"
-    ) + shuffled_stream(pictures.indices(False), step * good, good, seed, "good")
+        dataset.indices(True), step * defective, defective, seed, "defective"
+    ) + shuffled_stream(dataset.indices(False), step * good, good, seed, "good")
 
 
 def jittered(
     images: Tensor, strengths: tuple[float, float, float, float], seed: int, step: int
 ) -> Tensor:
-    """Colour jitter (brightness, contrast, saturation, hue), drawn per picture."""
+    """Colour jitter (brightness, contrast, saturation, hue), drawn per image."""
     jitter = v2.ColorJitter(*strengths)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeded(seed, "jitter", step).initial_seed())
@@ -366,34 +369,34 @@ def jittered(
 
 
 @torch.inference_mode()
-def separation_of(pictures: Pictures, training: DualGPTraining, fabric: Fabric) -> float:
-    """AUROC of the pooled mean margin over evenly chosen training pictures, network as trained.
+def separation_of(dataset: WeakDataset, training: DualGPTraining, fabric: Fabric) -> float:
+    """AUROC of the pooled mean margin over evenly chosen training images, network as trained.
 
-    Of a tiled picture the margins of all windows are pooled.
+    Of a tiled image the margins of all windows are pooled.
     """
     chosen = [
         index
         for label in (False, True)
-        for index in evenly(pictures.indices(label), SEPARATION_PICTURES)
+        for index in subsample_evenly(dataset.indices(label), SEPARATION_IMAGES)
     ]
     pooled = []
     for index in chosen:
         margins = [
             token_margins(training, images.to(fabric.device)).flatten()
-            for images in batches(windows(pictures.input(index), pictures.size))
+            for images in batches(windows(dataset.input(index), dataset.size))
         ]
         pooled.append(float(log_mean_exp(torch.cat(margins), training.sharpness)))
     finite = np.nan_to_num(np.array(pooled), nan=0.0)
-    return image_auroc(finite, pictures.defective[chosen].numpy()).value or 0.0
+    return image_auroc(finite, dataset.defective[chosen].numpy()).value or 0.0
 
 
 def no_separation_message(separation: float) -> str:
     """What to tell and what to try when the two bins do not separate."""
     return (
-        f"good and defective pictures do not separate: AUROC {separation:.2f} on the training "
-        f"pictures themselves, at least {LEAST_SEPARATION} is needed, so no model was written. "
+        f"good and defective images do not separate: AUROC {separation:.2f} on the training "
+        f"images themselves, at least {LEAST_SEPARATION} is needed, so no model was written. "
         "Try, in this order: (a) look whether the bins are sorted rightly; (b) a larger "
-        "--input-size, so that the defects stay visible; (c) more defective pictures; (d) more "
+        "--input-size, so that the defects stay visible; (c) more defective images; (d) more "
         "steps: --set dual_gp.steps=800; (e) the defaults of --preset lite for "
         "dual_gp.sigma_gradient (false) and dual_gp.batch_norm (train). "
         "log.jsonl holds the signs: margin_good and margin_defective should part, "

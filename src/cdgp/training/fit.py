@@ -17,35 +17,35 @@ import torch
 
 from cdgp import artifact
 from cdgp.artifact import Decision, Model
+from cdgp.audit.findings import Audit, Looks, audit
 from cdgp.data import layouts
-from cdgp.data.audit import Audit, Looks, audit
 from cdgp.data.manifest import Manifest, absolute
 from cdgp.data.splits import hashed, split
 from cdgp.errors import DataError, OutputError, SettingsError, TrainingError
 from cdgp.files import (
     RESULT_FOLDERS,
-    refuse_replacing,
+    check_not_replaced,
     remove_leftovers,
     remove_results,
     write_text,
 )
 from cdgp.inference import Detector
 from cdgp.method.calibration import image_probability
-from cdgp.method.detector import Calibration
 from cdgp.method.graph import EvidenceGraph
+from cdgp.method.network import Calibration
 from cdgp.metrics.reliability import false_reject_threshold
 from cdgp.presets import DecisionSettings, InferenceSettings, Settings, settings_from_json
 from cdgp.presets import settings as preset_settings
 from cdgp.progress import Progress, Quiet
 from cdgp.runtimes import TorchRuntime
 from cdgp.training.calibrate import CalibrationEvidence, collect_evidence, fit_calibration
+from cdgp.training.dataset import WeakDataset
 from cdgp.training.loop import json_log, new_fabric
-from cdgp.training.pictures import Pictures
 from cdgp.training.stages import (
     Log,
     assemble,
     dual_gp_stage,
-    new_pictures,
+    new_images,
     pretrained,
     student_stage,
 )
@@ -56,8 +56,8 @@ WITHOUT_BOUND = (
     "--max-false-rejects writes the model with a plain threshold"
 )
 WITHOUT_CALIBRATION = (
-    "a class has too few pictures to set some aside, so the calibration rests on the training "
-    "pictures themselves: probabilities are surer than they should be"
+    "a class has too few images to set some aside, so the calibration rests on the training "
+    "images themselves: probabilities are surer than they should be"
 )
 MOST_MOVED = 0.01
 """Most that a probability may move in another precision or mode than float32, eager."""
@@ -74,7 +74,7 @@ class Run:
     folder: Path | None
     separation: float
     audit: Audit
-    """What was noticed of the pictures while they were read."""
+    """What was noticed of the images while they were read."""
 
 
 def fit(
@@ -86,7 +86,7 @@ def fit(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Run:
-    """Train on two bins of pictures.
+    """Train on two bins of images.
 
     Args:
         data: a folder with ``good/`` and ``defective/``, a CSV manifest, or a ``Manifest``.
@@ -110,18 +110,18 @@ def fit(
     folder = None if out is None else Path(out)
     if folder is not None:
         if not isinstance(data, Manifest):
-            layouts.refuse_inside(folder, Path(data), settings.data.good, settings.data.defective)
+            layouts.check_outside(folder, Path(data), settings.data.good, settings.data.defective)
         check_folder(folder, settings, resume, overwrite)
     manifest, found = prepare_manifest(data, settings, progress)
     check_calibration(manifest, settings)
     for finding in found.of("warning"):  # before the long work, so that it can be stopped
         logging.getLogger(__name__).warning("%s: %s", manifest.root, finding.text)
     if folder is not None:
-        refuse_replacing(folder, (STATES, *RESULT_FOLDERS), manifest.paths())
+        check_not_replaced(folder, (STATES, *RESULT_FOLDERS), manifest.paths())
         if resume:
             remove_leftovers(folder)
             finished = artifact.load(folder / MODEL) if (folder / MODEL).is_file() else None
-            refuse_changed_data(folder, manifest, finished)
+            check_same_data(folder, manifest, finished)
             if finished is not None:
                 separation = finished.provenance["separation"]
                 return Run(Detector.of(finished), manifest, folder, separation, found)
@@ -155,10 +155,10 @@ def train(
     dual = dual_gp_stage(data, settings, fabric, states, log, progress)
     teacher, student = student_stage(data, settings, fabric, states, log, progress)
     network = assemble(dual, teacher, student, settings).to(fabric.device)
-    pictures = new_pictures(data.calibration, settings)
-    # By the graph that predicts: a good picture at the threshold stays on its good side.
+    dataset = new_images(data.calibration, settings)
+    # By the graph that predicts: a good image at the threshold stays on its good side.
     graph = EvidenceGraph(network).to(fabric.device)
-    collected = collect_evidence(graph, pictures, fabric.device, progress)
+    collected = collect_evidence(graph, dataset, fabric.device, progress)
     calibration = fit_calibration(collected, settings.calibration)
     if not manifest.has_calibration:
         calibration = noted(calibration, WITHOUT_CALIBRATION)
@@ -169,14 +169,14 @@ def train(
     model = Model(network, calibration, decision, settings, made)
     if fabric.device.type == "cuda" and settings.inference != InferenceSettings():
         fast = TorchRuntime(model, fabric.device, settings.inference)
-        made["inference"] = check_inference(fast, model, pictures, fabric.device)
+        made["inference"] = check_inference(fast, model, dataset, fabric.device)
     return model, dual.separation
 
 
 def check_inference(
-    fast: TorchRuntime, model: Model, pictures: Pictures, device: torch.device
+    fast: TorchRuntime, model: Model, dataset: WeakDataset, device: torch.device
 ) -> dict[str, float]:
-    """How far another precision or mode is from float32 on the calibration pictures.
+    """How far another precision or mode is from float32 on the calibration images.
 
     Raises:
         TrainingError: a probability moves by more than ``MOST_MOVED``, or a decision changes.
@@ -184,10 +184,10 @@ def check_inference(
     plain = TorchRuntime(model, device)
     moved = {"fused": 0.0, "pooled": 0.0, "pred_score": 0.0}
     changed = 0
-    for index in range(len(pictures)):
-        image = pictures.input(index)
-        if pictures.tile:
-            a, b = (runtime.run_tiled(image, pictures.size) for runtime in (fast, plain))
+    for index in range(len(dataset)):
+        image = dataset.input(index)
+        if dataset.tile:
+            a, b = (runtime.run_tiled(image, dataset.size) for runtime in (fast, plain))
         else:
             a, b = fast.run(image[None]), plain.run(image[None])
         for name in moved:
@@ -196,7 +196,7 @@ def check_inference(
             moved[name] = max(moved[name], float(difference.nan_to_num(math.inf)))
         p, q = (image_probability(o.pooled, model.calibration.image) for o in (a, b))
         limit = model.decision.threshold
-        # A bound on false rejects sets the threshold to the score of one of these pictures.
+        # A bound on false rejects sets the threshold to the score of one of these images.
         near = bool((q - limit).abs() <= MOST_MOVED)
         changed += not near and bool((p > limit) != (q > limit))
     if changed or moved["pred_score"] > MOST_MOVED:
@@ -204,7 +204,7 @@ def check_inference(
         raise TrainingError(
             f"inference.precision = {chosen.precision!r}, inference.mode = {chosen.mode!r}: "
             f"against float32 a probability moves by {moved['pred_score']:.2g} ({MOST_MOVED:g} is "
-            f"allowed) and {changed} of {len(pictures)} decisions change. The training is kept: "
+            f"allowed) and {changed} of {len(dataset)} decisions change. The training is kept: "
             "--resume with --set inference.precision=float32 --set inference.mode=eager writes "
             "the model"
         )
@@ -220,14 +220,14 @@ def noted(calibration: Calibration, note: str) -> Calibration:
 def decide(
     collected: CalibrationEvidence, calibration: Calibration, settings: DecisionSettings
 ) -> Decision:
-    """The threshold on the image score: as set, or from held-out good pictures.
+    """The threshold on the image score: as set, or from held-out good images.
 
     The logistic is increasing, so ranks of the pooled evidence are ranks of the probability, and
-    the finite-sample bound carries over. A slope of zero would tie all pictures and is refused;
+    the finite-sample bound carries over. A slope of zero would tie all images and is refused;
     that can only be known after training.
 
     Raises:
-        SettingsError: too few good pictures for the rate, or a probability without ranking.
+        SettingsError: too few good images for the rate, or a probability without ranking.
     """
     rate = settings.max_false_rejects
     if rate is None:
@@ -238,19 +238,19 @@ def decide(
             "no threshold can bound the false rejects; see the calibration notes in log.jsonl. "
             + WITHOUT_BOUND
         )
-    # On the path of prediction, so that a picture equal to the threshold's stays on its good side.
+    # On the path of prediction, so that an image equal to the threshold's stays on its good side.
     scores = image_probability(collected.pooled, calibration.image)
     found = false_reject_threshold(scores[~collected.defective].numpy(), rate)
     threshold = found.threshold
     if threshold >= 1:
         raise SettingsError(
-            "decision.max_false_rejects: good calibration pictures score 1, so no threshold bounds "
+            "decision.max_false_rejects: good calibration images score 1, so no threshold bounds "
             "the false rejects; look for wrong labels in the calibration part of manifest.csv. "
             + WITHOUT_BOUND
         )
     return Decision(
         threshold,
-        f"at most {rate:.3g} of good parts rejected: from {found.normals} good pictures that no "
+        f"at most {rate:.3g} of good parts rejected: from {found.normals} good images that no "
         f"stage has trained on, the chance that the next good part is rejected is at most "
         f"{found.bound:.3g}",
         found.bound,
@@ -262,18 +262,18 @@ def prepare_manifest(
 ) -> tuple[Manifest, Audit]:
     """Read, hash, audit and split: what training starts from.
 
-    Where the calibration pictures are held out of training, both classes must be among them; else
-    a class of a single group leaves the training pictures themselves to calibrate on.
+    Where the calibration images are held out of training, both classes must be among them; else
+    a class of a single group leaves the training images themselves to calibrate on.
 
     Raises:
-        DataError: anything wrong with pictures, labels or splits.
+        DataError: anything wrong with images, labels or splits.
     """
     if isinstance(data, Manifest):
         manifest = data
     else:
         manifest = layouts.load(Path(data), settings.data.good, settings.data.defective)
     looks = Looks()
-    with progress.phase("Reading pictures", len(manifest.samples)) as advance:
+    with progress.phase("Reading images", len(manifest.samples)) as advance:
         manifest = hashed(manifest, advance, settings.data.white_level, looks.add)
     chosen = settings.data
     held_out = settings.calibration.pictures == "held_out"
@@ -285,7 +285,7 @@ def prepare_manifest(
 
 
 def check_calibration(manifest: Manifest, settings: Settings) -> None:
-    """Refuse a false-reject rate that the good calibration pictures cannot support."""
+    """Refuse a false-reject rate that the good calibration images cannot support."""
     rate = settings.decision.max_false_rejects
     if rate is not None:
         good, _ = manifest.counts()["calibration"]
@@ -348,8 +348,8 @@ def clear_folder(folder: Path) -> None:
         raise OutputError(f"{folder}: cannot be written: {error.strerror}") from error
 
 
-def refuse_changed_data(folder: Path, manifest: Manifest, finished: Model | None) -> None:
-    """A run goes on only with the pictures, labels and split that it began with.
+def check_same_data(folder: Path, manifest: Manifest, finished: Model | None) -> None:
+    """A run goes on only with the images, labels and split that it began with.
 
     Raises:
         DataError: something has changed since.
@@ -360,7 +360,7 @@ def refuse_changed_data(folder: Path, manifest: Manifest, finished: Model | None
         started = {r["manifest_sha256"] for r in read_log(folder) if r.get("stage") == "start"}
     if started and manifest.sha256 not in started:
         raise DataError(
-            f"{folder}: pictures, labels or groups have changed since this run began; restore them "
+            f"{folder}: images, labels or groups have changed since this run began; restore them "
             "to resume, or start again with --overwrite"
         )
 

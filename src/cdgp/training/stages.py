@@ -11,12 +11,12 @@ from lightning_fabric import Fabric
 from cdgp.data.images import digest
 from cdgp.data.manifest import WeakSample, WeakSplit
 from cdgp.method.backbone import Encoder, load_weights
-from cdgp.method.detector import Network
+from cdgp.method.network import Network
 from cdgp.method.student import ReverseStudent
 from cdgp.presets import Settings
 from cdgp.progress import Progress
+from cdgp.training.dataset import WeakDataset
 from cdgp.training.dual_gp import Head, TrainedDualGP, train_dual_gp
-from cdgp.training.pictures import Pictures
 from cdgp.training.student import train_student
 
 Log = Callable[[Mapping[str, Any]], None]
@@ -27,7 +27,7 @@ def fingerprint(settings: Settings, sha256: str, stage: str, head: Head = "gp") 
 
     Args:
         settings: of the run.
-        sha256: of the pictures that the stage depends on, see ``WeakSplit``.
+        sha256: of the images that the stage depends on, see ``WeakSplit``.
         stage: ``dual_gp`` or ``student``.
         head: what the evidence functions of the first stage are.
     """
@@ -47,7 +47,7 @@ def fingerprint(settings: Settings, sha256: str, stage: str, head: Head = "gp") 
 
 
 def shared_parts(settings: Settings) -> dict[str, Any]:
-    """What every training depends on: seed, pictures' preparation, backbone and its weights."""
+    """What every training depends on: seed, images' preparation, backbone and its weights."""
     used = settings.model_dump(mode="json")
     parts = {key: used[key] for key in ("seed", "input_size", "data", "backbone")}
     if settings.tile:  # named only then, so that other digests stay as they are
@@ -58,13 +58,13 @@ def shared_parts(settings: Settings) -> dict[str, Any]:
 
 
 def dual_gp_samples(data: WeakSplit, settings: Settings) -> tuple[WeakSample, ...]:
-    """The Dual GP's pictures: fit and calibration, or fit alone where those are held out."""
+    """The Dual GP's images: fit and calibration, or fit alone where those are held out."""
     return data.fit if settings.calibration.pictures == "held_out" else data.train
 
 
-def new_pictures(samples: Sequence[WeakSample], settings: Settings) -> Pictures:
+def new_images(samples: Sequence[WeakSample], settings: Settings) -> WeakDataset:
     """Samples as the network sees them in training and calibration."""
-    return Pictures(samples, settings.input_size, settings.data.white_level, settings.tile)
+    return WeakDataset(samples, settings.input_size, settings.data.white_level, settings.tile)
 
 
 def pretrained(settings: Settings) -> Encoder:
@@ -87,9 +87,9 @@ def dual_gp_stage(
     encoder = pretrained(settings)  # first, since it tells what is wrong with a weights file
     mark = fingerprint(settings, data.sha256, "dual_gp", head)
     samples = dual_gp_samples(data, settings)
-    pictures = new_pictures(samples, settings)
+    dataset = new_images(samples, settings)
     state = states / "dual_gp.safetensors" if states else None
-    return train_dual_gp(pictures, encoder, settings, fabric, mark, state, log, progress, head)
+    return train_dual_gp(dataset, encoder, settings, fabric, mark, state, log, progress, head)
 
 
 def student_stage(
@@ -100,13 +100,13 @@ def student_stage(
     log: Log,
     progress: Progress,
 ) -> tuple[Encoder, ReverseStudent]:
-    """The frozen teacher, and the student trained on the good fit pictures."""
+    """The frozen teacher, and the student trained on the good fit images."""
     mark = fingerprint(settings, data.good_fit_sha256, "student")
     good = [sample for sample in data.fit if not sample.defective]
-    pictures = new_pictures(good, settings)
+    dataset = new_images(good, settings)
     state = states / "student.safetensors" if states else None
     teacher = pretrained(settings)
-    student = train_student(pictures, teacher, settings, fabric, mark, state, log, progress)
+    student = train_student(dataset, teacher, settings, fabric, mark, state, log, progress)
     return teacher, student
 
 

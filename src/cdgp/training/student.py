@@ -1,4 +1,4 @@
-"""Second stage: the reverse student on normal fit pictures (Section 3.5)."""
+"""Second stage: the reverse student on normal fit images (Section 3.5)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,20 +13,20 @@ from cdgp.method.student import ReverseStudent, corrupt, reconstruction_loss, re
 from cdgp.method.tiles import Place, cut, places
 from cdgp.presets import Settings, StudentSettings
 from cdgp.progress import Progress
+from cdgp.training.dataset import WeakDataset, seeded, shuffled_stream
 from cdgp.training.loop import cosine, run_stage
-from cdgp.training.pictures import Pictures, seeded, shuffled_stream
 
 KEPT_BYTES = 2**30
-"""The teacher's features of clean pictures stay in memory up to this total."""
+"""The teacher's features of clean images stay in memory up to this total."""
 
 Shown = tuple[int, Place]
-"""Which picture, and where its window begins."""
+"""Which image, and where its window begins."""
 
 
 class Target:
-    """The frozen teacher, and its features of clean pictures, which are computed once.
+    """The frozen teacher, and its features of clean images, which are computed once.
 
-    They lie where the teacher does. In evaluation mode a picture's features are its own in any
+    They lie where the teacher does. In evaluation mode an image's features are its own in any
     batch, so that a resumed run is the same wherever kernels do not depend on the batch.
 
     Args:
@@ -40,15 +40,15 @@ class Target:
 
     @torch.no_grad()
     def features(self, images: Tensor) -> list[Tensor]:
-        """All three stages (B, C_l, H_l, W_l) of normalised pictures (B, 3, H, W)."""
+        """All three stages (B, C_l, H_l, W_l) of normalised images (B, 3, H, W)."""
         return list(self._teacher(images.contiguous(memory_format=torch.channels_last)))
 
     def of(self, shown: Sequence[Shown], clean: Tensor) -> list[Tensor]:
-        """The same of clean pictures, from memory where they have been seen.
+        """The same of clean images, from memory where they have been seen.
 
         Args:
-            shown: what the pictures show.
-            clean: the pictures.
+            shown: what the images show.
+            clean: the images.
         """
         found = {one: self._kept[one] for one in shown if one in self._kept}
         new = [row for row, one in enumerate(shown) if one not in found]
@@ -82,7 +82,7 @@ class StudentTraining(nn.Module):
     def forward(
         self, clean: Tensor, corrupted: Tensor, shown: Sequence[Shown]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of Eq. 22, of clean and corrupted normalised pictures (B, 3, H, W).
+        """Loss of Eq. 22, of clean and corrupted normalised images (B, 3, H, W).
 
         ``shown`` says what they show.
         """
@@ -98,7 +98,7 @@ class StudentTraining(nn.Module):
 
 
 def train_student(
-    pictures: Pictures,
+    dataset: WeakDataset,
     teacher: Encoder,
     settings: Settings,
     fabric: Fabric,
@@ -107,19 +107,19 @@ def train_student(
     log: Callable[[Mapping[str, Any]], None],
     progress: Progress,
 ) -> ReverseStudent:
-    """Train the reverse student on pictures that are all good.
+    """Train the reverse student on images that are all good.
 
     Args:
-        pictures: the good fit pictures.
+        dataset: the good fit images.
         teacher: pretrained and frozen.
         settings, fabric, fingerprint, state, log, progress: as for ``train_dual_gp``.
 
     Raises:
-        ValueError: a defective picture among them.
+        ValueError: a defective image among them.
         TrainingError: see ``run_stage``.
     """
-    if bool(pictures.defective.any()):
-        raise ValueError("the student trains on good pictures only")
+    if bool(dataset.defective.any()):
+        raise ValueError("the student trains on good images only")
     s = settings.student
     teacher.requires_grad_(False).eval()
     teacher.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -131,12 +131,12 @@ def train_student(
     optimizer = torch.optim.AdamW(
         student.parameters(), lr=s.learning_rate, weight_decay=s.weight_decay
     )
-    indices = list(range(len(pictures)))
+    indices = list(range(len(dataset)))
 
     def batch(step: int) -> tuple[Tensor, Tensor, list[Shown]]:
         start = step * s.batch_size
         chosen = shuffled_stream(indices, start, s.batch_size, settings.seed, "student")
-        images, shown = drawn_windows(pictures, chosen, seeded(settings.seed, "windows", step))
+        images, shown = drawn_windows(dataset, chosen, seeded(settings.seed, "windows", step))
         clean = teacher.normalise(images.to(fabric.device))
         generator = seeded(settings.seed, "corruption", step)
         corrupted = corrupt(
@@ -151,17 +151,17 @@ def train_student(
 
 
 def drawn_windows(
-    pictures: Pictures, indices: Sequence[int], generator: torch.Generator
+    dataset: WeakDataset, indices: Sequence[int], generator: torch.Generator
 ) -> tuple[Tensor, list[Shown]]:
-    """(B, 3, H, W): of each picture one window, drawn among all; all of it where it is not tiled.
+    """(B, 3, H, W): of each image one window, drawn among all; all of it where it is not tiled.
 
-    Eq. 22 is a mean over good pictures' positions, which any window of theirs stands for.
+    Eq. 22 is a mean over good images' positions, which any window of theirs stands for.
     """
     images, shown = [], []
     for index in indices:
-        picture = pictures.input(index)
-        possible = places(picture.shape[1:], pictures.size)
+        whole = dataset.input(index)
+        possible = places(whole.shape[1:], dataset.size)
         drawn = int(torch.randint(len(possible), (), generator=generator))
-        images.append(cut(picture, possible[drawn], pictures.size))
+        images.append(cut(whole, possible[drawn], dataset.size))
         shown.append((index, possible[drawn]))
     return torch.stack(images), shown

@@ -1,0 +1,155 @@
+"""The order of the stages at inference: images to evidence to calibrated map and probability."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cdgp.method.backbone import Encoder
+from cdgp.method.calibration import (
+    BranchStatistics,
+    ImageCalibrator,
+    NormalTail,
+    final_map,
+    fuse,
+    image_logit,
+    surprisal,
+    upsample,
+)
+from cdgp.method.gp import DualGP, FusedDominance, has_fused_form
+from cdgp.method.losses import log_mean_exp
+from cdgp.method.student import ReverseStudent, residual_map, residuals
+from cdgp.method.tokens import TokenProjection
+
+
+class Evidence(NamedTuple):
+    """What both branches say before calibration."""
+
+    dominance: Tensor
+    """(B, H/4, W/4) standardised dominance g, or the mean margin for the control."""
+    residual: Tensor
+    """(B, H/4, W/4) mean cosine residual, in [0, 2]."""
+    pooled: Tensor
+    """(B,) a(x), the log-sum-exp of the dominance."""
+
+
+class Calibration(NamedTuple):
+    """Everything that the calibration images decide."""
+
+    dominance: BranchStatistics
+    residual: BranchStatistics
+    tail: NormalTail
+    image: ImageCalibrator
+    fusion_weight: float
+    image_weight: float
+
+
+class Scores(NamedTuple):
+    """The calibrated result at the input's resolution."""
+
+    fused: Tensor
+    """(B, H, W) U, in standard deviations of the normal branches."""
+    surprisal: Tensor
+    """(B, H, W) P, minus the log of the normal-tail probability, in nats."""
+    anomaly_map: Tensor
+    """(B, H, W) the final map S = P + lambda_I log p_A."""
+    logit: Tensor
+    """(B,) log-odds of being defective; the image score p_A is its sigmoid."""
+
+
+class Network(nn.Module):
+    """Both branches, for inference.
+
+    Args:
+        encoder: the fine-tuned encoder.
+        projection: the token projections.
+        gps: the trained pair.
+        teacher: the frozen pretrained encoder.
+        student: the trained reverse student.
+        sharpness: r of the pooling.
+        floor: least summed variance.
+        evidence: ``dominance`` or ``mean_margin``.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        projection: TokenProjection,
+        gps: DualGP,
+        teacher: Encoder,
+        student: ReverseStudent,
+        sharpness: float,
+        floor: float,
+        evidence: str = "dominance",
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.projection = projection
+        self.gps = gps
+        self.teacher = teacher
+        self.student = student
+        self.sharpness = sharpness
+        self.floor = floor
+        self.evidence = evidence
+        self.fused = FusedDominance(gps, floor, evidence) if has_fused_form(gps) else None
+        self.requires_grad_(False).eval()
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) RGB in [0, 1] to unit-norm tokens (B, H/4, W/4, D)."""
+        tokens: Tensor = self.projection(self.encoder(self.encoder.normalise(images)))
+        return tokens
+
+    def dominance(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) RGB in [0, 1] to the spatial evidence (B, H/4, W/4)."""
+        tokens = self.tokens(images)
+        flat = tokens.flatten(0, 2)
+        if self.fused is not None:
+            evidence: Tensor = self.fused(flat)
+        else:
+            evidence = evidence_at(self.gps, flat, self.floor, self.evidence)
+        return evidence.view(tokens.shape[:3])
+
+    def means(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, 3, H, W) RGB in [0, 1] to mu_N and mu_A, (B, H/4, W/4) each."""
+        tokens = self.tokens(images)
+        flat = tokens.flatten(0, 2)
+        normal, anomaly = self.gps.normal.mean(flat), self.gps.anomaly.mean(flat)
+        return normal.view(tokens.shape[:3]), anomaly.view(tokens.shape[:3])
+
+    def residual(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) RGB in [0, 1] to the residual map (B, H/4, W/4)."""
+        return reconstruction_residual(self.teacher, self.student, images)
+
+    @torch.inference_mode()
+    def forward(self, images: Tensor) -> Evidence:
+        """(B, 3, H, W) float32 RGB in [0, 1] to the evidence of both branches."""
+        images = images.contiguous(memory_format=torch.channels_last)
+        dominance = self.dominance(images)
+        pooled = log_mean_exp(dominance.flatten(1), self.sharpness)
+        return Evidence(dominance, self.residual(images), pooled)
+
+
+def evidence_at(gps: DualGP, tokens: Tensor, floor: float, evidence: str) -> Tensor:
+    """``dominance`` (Eq. 10) or ``mean_margin`` (Eq. 8) at tokens (N, D), (N,)."""
+    return gps.mean_margin(tokens) if evidence == "mean_margin" else gps.dominance(tokens, floor)
+
+
+def reconstruction_residual(teacher: Encoder, student: ReverseStudent, images: Tensor) -> Tensor:
+    """(B, 3, H, W) RGB in [0, 1] to the residual map (B, H/4, W/4) of Eq. 23."""
+    features = teacher(teacher.normalise(images))
+    sizes = [(f.shape[-2], f.shape[-1]) for f in features]
+    return residual_map(residuals(features, student(features[2], sizes)))
+
+
+def calibrated(evidence: Evidence, calibration: Calibration, size: tuple[int, int]) -> Scores:
+    """Evidence to the final map at ``size`` (H, W), and the image's log-odds (Section 3.6)."""
+    U = fuse(
+        upsample(evidence.dominance, size),
+        upsample(evidence.residual, size),
+        calibration.dominance,
+        calibration.residual,
+        calibration.fusion_weight,
+    )
+    P = surprisal(U, calibration.tail)
+    logit = image_logit(evidence.pooled, calibration.image)
+    return Scores(U, P, final_map(P, logit, calibration.image_weight), logit)

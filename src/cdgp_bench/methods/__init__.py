@@ -1,0 +1,102 @@
+"""One adapter a method: weakly labelled images in, a scorer out.
+
+A new method is a file here with a ``fit`` of the type ``Fit`` and a line in ``grid.METHODS``; what
+it needs beyond the product's own packages is named there and in the extra `bench`, and imported
+inside ``fit``. A method that learns from good images alone leaves the others out itself.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from cdgp.errors import NotRunError
+
+
+class MethodOptions(BaseModel):
+    """Hyperparameters of a method's own; a plan changes them under ``[options.METHOD]``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def decides(self) -> dict[str, Any]:
+        """What a row depends on; files count by their content."""
+        return self.model_dump(mode="json")
+
+
+def images_digest(path: str) -> str:
+    """Of the names and sizes of the images in a folder, empty where there are none."""
+    folder = Path(path)
+    found = sorted(p for p in folder.rglob("*") if p.suffix in IMG_EXTENSIONS) if path else []
+    told = [[p.relative_to(folder).as_posix(), p.stat().st_size] for p in found]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest() if told else ""
+
+
+def require_images(method: str, path: str, what: str) -> None:
+    """Refuse to go on without the folder of images that a method needs from outside.
+
+    Raises:
+        NotRunError: it is not given, not there, or holds no image.
+    """
+    if not images_digest(path):
+        given = f"there are none in {path}" if path else "nothing was given"
+        raise NotRunError(
+            f"{method} needs a folder of {what}: set options.{method}.auxiliary in the plan; "
+            f"{given}"
+        )
+
+
+class Scored(NamedTuple):
+    """What a method says of one image."""
+
+    size: tuple[int, int]
+    """(height, width) of the image."""
+    anomaly_map: NDArray[np.float32]
+    """(h, w) of any resolution over the whole image, raw scores, higher is more anomalous."""
+    image_score: float
+    """As the method defines it, higher is more anomalous."""
+    branches: Mapping[str, NDArray[np.float32]] = MappingProxyType({})
+    """Further maps that are worth their own metrics."""
+
+
+class Pipeline(NamedTuple):
+    """The whole computation, for its cost."""
+
+    network: nn.Module
+    """Everything whose parameters count."""
+    run: Callable[[Tensor], object]
+    """From an input (1, 3, H, W) in [0, 1], on the network's device, to map and image score."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A trained method."""
+
+    score: Callable[[Sequence[Path]], Iterator[Scored]]
+    """Scores image files one by one, in their order."""
+    seconds: float
+    """Training time."""
+    probability: bool
+    """Whether the image score is meant as a probability."""
+    facts: dict[str, Any]
+    """What the row should say besides: settings of the method's own; ``separated``: False where
+    training has found no difference between the labels, which the tables tell."""
+    pipeline: Callable[[], Pipeline]
+    """The trained network, for its cost."""
+
+
+Fit = Callable[..., Fitted]
+"""Images to train on (``WeakSplit``), ``Settings``, folder for resumable state, ``Progress``; and
+``MethodOptions``, where the method has some.
+
+Called again with the same arguments it loads what it has trained. State lies under names that hold
+the digest of all that decides it (``training.stages.fingerprint``), and is never a pickle.
+"""

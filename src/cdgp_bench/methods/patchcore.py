@@ -1,0 +1,64 @@
+"""PatchCore (Roth et al., 2022) through anomalib: nearest neighbours in a coreset of features.
+
+The map is each patch's distance to the nearest kept patch, the image score the largest one,
+weighted by how crowded its neighbour's surroundings are.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from cdgp.data.manifest import WeakSplit
+from cdgp.method.backbone import Encoder
+from cdgp.presets import Settings
+from cdgp.progress import Progress
+from cdgp.training.stages import dual_gp_samples
+from cdgp_bench.methods import Fitted, MethodOptions
+from cdgp_bench.methods.through_anomalib import (
+    PARTS_OFF,
+    Recipe,
+    Stages,
+    fit_through_anomalib,
+    input_steps,
+    stage_names,
+)
+
+STAGES = (1, 2)
+"""Its published choice: strides 8 and 16."""
+
+
+class Options(MethodOptions):
+    """What PatchCore leaves open."""
+
+    coreset: float = Field(gt=0, le=1)
+    """Share of the patches that is kept."""
+    neighbours: int = Field(ge=1)
+
+
+PAPER = Options(coreset=0.1, neighbours=9)
+LITE = Options(coreset=0.01, neighbours=9)
+"""The smallest coreset that its authors publish: the greedy choice takes time by its square."""
+
+
+def build(encoder: Encoder, settings: Settings, options: Options) -> Any:
+    """anomalib's module, untrained."""
+    from anomalib.models import Patchcore
+
+    names = stage_names(encoder)
+    module = Patchcore(
+        backbone=settings.backbone.name, layers=[names[i] for i in STAGES], pre_trained=False,
+        coreset_sampling_ratio=options.coreset, num_neighbors=options.neighbours,
+        pre_processor=input_steps(settings, encoder), **PARTS_OFF,
+    )  # fmt: skip
+    module.model.feature_extractor.feature_extractor = Stages(encoder, STAGES)
+    return module
+
+
+def fit(
+    data: WeakSplit, settings: Settings, states: Path, progress: Progress, options: Options
+) -> Fitted:
+    """Collect the good training images' patches and keep a coreset."""
+    samples = dual_gp_samples(data, settings)
+    recipe = Recipe("patchcore", build, samples, 32, {"max_epochs": 1}, {}, collects=True)
+    return fit_through_anomalib(recipe, data, settings, states, progress, options)

@@ -1,0 +1,105 @@
+"""All that a plan's rows show, on disk: tables, figures, and the pages that hold them together."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cdgp.files import write_text
+from cdgp_bench import figures
+from cdgp_bench.formats import Table, comma_separated, latex, markdown
+from cdgp_bench.grid import lines_of
+from cdgp_bench.plan import Plan
+from cdgp_bench.published import published
+from cdgp_bench.qualitative import RULE, example_path
+from cdgp_bench.scoring import cell_name
+from cdgp_bench.tables import Evidence, Row, all_tables, reduced
+
+LEGEND = (
+    "AUROC-I: image AUROC. AUROC-P: pixel AUROC over all pixels of all test images. AUPRO@.3 and "
+    "AUPRO@.05: area under the per-region overlap curve up to that false-positive rate, divided by "
+    "it. Best in bold, second underlined, among results over all seeds. “n of m did not separate”: "
+    "in n of the m trainings behind a line (data sets × categories × seeds) the evidence did not "
+    "part good from defective training images; `cdgp train` would have stopped there, a "
+    "benchmark goes on and says so."
+)
+
+
+def render(
+    plan: Plan, rows: Sequence[Row], costs: Sequence[Row], out: Path, failed: Sequence[Row] = ()
+) -> Path:
+    """Write everything and return the page to read first.
+
+    Args:
+        plan: that was run.
+        rows: of its cells.
+        costs: of its methods.
+        out: folder.
+        failed: cells, examples and costs that failed, with their reason.
+    """
+    seeds = len(plan.seeds)
+    page = [f"# {plan.title}\n\n{LEGEND}\n"]
+    formats: dict[str, Callable[[Table], str]] = {
+        "md": lambda t: f"{markdown(t, seeds)}\n{t.note}\n",
+        "tex": lambda t: latex(t, seeds),
+        "csv": comma_separated,
+    }
+    for table in all_tables(plan, rows, costs):
+        for ending, form in formats.items():
+            write_text(out / "tables" / f"{table.name}.{ending}", form(table))
+        number = table.name.split("-")[0].replace("_", " ").replace("table", "Table")
+        title = f"{number}: {table.title}" if number.startswith("Table") else table.title
+        page.append(f"## {title}\n\n{markdown(table, seeds)}\n{table.note}\n")
+    evidence = Evidence(plan, rows)
+    for name in evidence.sets("main"):
+        curves = {
+            line.label: found[0]["facts"]["learning_curve"]
+            for line in lines_of("main", plan.methods)
+            if reduced(evidence, line)
+            and (found := evidence.rows_of(name, line))
+            and "learning_curve" in found[0]["facts"]
+        }
+        if curves:
+            stem = f"learning_curves-{name}"
+            figures.learning_curves(curves, f"{name}, first seed", out / "figures" / stem)
+            page.append(_figure(stem, f"Learning curves of what is not ranked, {name}", ""))
+    for name in evidence.sets("label_budget"):
+        stem = f"label_budget-{name}"
+        figures.label_budget(evidence, name, out / "figures" / stem)
+        page.append(_figure(stem, f"Label budget, {name}", "Bars: one standard deviation."))
+    examples = [
+        path
+        for name in evidence.sets("qualitative")
+        for category in evidence.categories[name]
+        if (path := example_path(out, name, category)).is_file()
+    ]
+    if examples:
+        figures.qualitative(examples, out / "figures" / "qualitative.png")
+        caption = f"Shown is {RULE}. {figures.QUALITATIVE_SCALES}"
+        page.append(_figure("qualitative", "Qualitative grid (S8–S10)", caption))
+    if failed:
+        lines = [f"- {cell_name(row)}: {row['reason']}" for row in failed]
+        page.append("## Failed\n\n" + "\n".join(lines) + "\n")
+    odd = _odd_images(rows)
+    if odd:
+        note = "Defective images listed here take no part in the pixel metrics."
+        page.append(f"## Odd images\n\n{note}\n\n{odd}\n")
+    write_text(out / "published.md", published(evidence))
+    page.append("The paper's printed numbers beside these: [published.md](published.md)\n")
+    write_text(out / "evidence.md", "\n".join(page))
+    return out / "evidence.md"
+
+
+def _figure(stem: str, title: str, caption: str) -> str:
+    return f"## {title}\n\n![{title}](figures/{stem}.png)\n\n{caption}\n"
+
+
+def _odd_images(rows: Sequence[Row]) -> str:
+    found: dict[tuple[str, str, str], set[str]] = {}
+    for row in rows:
+        for note, names in row.get("notes", {}).items():
+            found.setdefault((row["dataset"], row["category"], note), set()).update(names)
+    return "\n".join(
+        f"- {dataset}/{category}: {len(names)} × {note.replace('_', ' ')}"
+        + (" (counted as good)" if note == "good_with_marked_mask" else "")
+        for (dataset, category, note), names in sorted(found.items())
+        if names
+    )

@@ -1,0 +1,100 @@
+"""One image a category, taken apart: both predictive means and the final map."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdgp.data.images import image_size, read_image, read_masks
+from cdgp.data.manifest import Sample
+from cdgp.files import atomic_write
+from cdgp.presets import Settings
+from cdgp.progress import Progress
+from cdgp_bench.methods import cdgp
+from cdgp_bench.protocol import Prepared
+
+RULE = (
+    "the defective test image of the first seed whose marked share of the image is the median "
+    "of its category (of two, the smaller; equal ones by name)"
+)
+"""How the image is chosen, told with the figure."""
+
+
+class Example(NamedTuple):
+    """The chosen image."""
+
+    sample: Sample
+    image: NDArray[np.float32]
+    """HWC float32 RGB in [0, 1]."""
+    mask: NDArray[np.bool_]
+
+
+def chosen_example(prepared: Prepared, white_level: int) -> Example | None:
+    """The image that ``RULE`` names, or None where no test image has a marked mask."""
+    shares = marked_shares(prepared)
+    if not shares:
+        return None
+    sample = shares[(len(shares) - 1) // 2].sample
+    return Example(sample, read_image(sample.image, white_level), marked(sample))
+
+
+class Share(NamedTuple):
+    """How much of an image is marked."""
+
+    share: float
+    name: str
+    sample: Sample
+
+
+def marked_shares(prepared: Prepared) -> list[Share]:
+    """The defective test images with a marked mask, by their marked share, then by name."""
+    name = prepared.manifest.name
+    found = [
+        Share(float(marked(sample).mean()), name(sample.image), sample)
+        for sample in prepared.manifest.of("test")
+        if sample.defective and sample.masks
+    ]
+    return sorted((f for f in found if f.share > 0), key=lambda f: f[:2])
+
+
+def marked(sample: Sample) -> NDArray[np.bool_]:
+    """(H, W) bool, the union of an image's masks."""
+    return read_masks(sample.masks, image_size(sample.image))
+
+
+def example_path(out: Path, dataset: str, category: str) -> Path:
+    """Where a category's example is kept."""
+    return out / "qualitative" / f"{dataset}-{category}.npz"
+
+
+def has_mark(path: Path, mark: str) -> bool:
+    """Whether an example is kept there, and was made by the settings and images of the mark."""
+    if not path.is_file():
+        return False
+    with np.load(path) as found:
+        return "mark" in found.files and str(found["mark"]) == mark
+
+
+def save_example(
+    path: Path,
+    prepared: Prepared,
+    settings: Settings,
+    states: Path,
+    progress: Progress,
+    mark: str,
+) -> None:
+    """Raw image, truth, mu_N, mu_A and final map of the chosen image, as one ``.npz``."""
+    example = chosen_example(prepared, settings.data.white_level)
+    if example is None:
+        return
+    parts = cdgp.decompose(prepared.weak, settings, states, progress, example.image)
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(
+            file,
+            mark=mark,
+            name=prepared.manifest.name(example.sample.image),
+            image=np.rint(example.image * 255).astype(np.uint8),
+            mask=example.mask,
+            **parts._asdict(),
+        )

@@ -1,0 +1,221 @@
+"""Paired comparison of methods on one test part: a bootstrap over groups of images.
+
+Images of one part (a group) resemble each other, so groups are drawn with replacement, and all
+methods are measured on the same draws. Computing the metrics anew for thousands of draws would take
+days; a `Profile` holds what each image adds to the curves at some thousand thresholds, so that a
+draw is a weighted sum of its rows.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdgp.metrics.ranking import BoolArray, FloatArray, checked_maps, checked_scores
+from cdgp.metrics.regions import labelled_regions
+from cdgp_bench.statistics import CONFIDENCE
+
+Array = NDArray[np.float64]
+LIMITS = {"pixel_aupro_30": 0.3, "pixel_aupro_05": 0.05}
+DRAWS = 2000
+RATES = np.concatenate(
+    [np.linspace(0, 0.05, 1000), np.linspace(0.05, 0.3, 1000)[1:], np.linspace(0.3, 1, 300)[1:]]
+)
+"""False-positive rates at whose thresholds the curves are kept, dense where AUPRO is measured."""
+DETECTION_RATES = np.linspace(0, 1, 700)
+"""The same of the share of marked pixels that is found."""
+
+
+class Profile(NamedTuple):
+    """What n images with R regions add to a method's curves at T falling thresholds."""
+
+    normal: Array
+    """(n, T) unmarked pixels at or above each threshold; at the last one, all."""
+    marked: Array
+    """(n, T) marked pixels."""
+    regions: Array
+    """(R, T) share of each region."""
+    image_of: NDArray[np.intp]
+    """(R,) whose region it is."""
+    area: NDArray[np.intp]
+    """(R,) pixels."""
+    scores: Array
+    """(n,) image scores."""
+    defective: BoolArray
+    """(n,)."""
+
+
+def profile(
+    maps: Sequence[FloatArray],
+    masks: Sequence[NDArray[Any] | None],
+    scores: Sequence[float],
+    labels: Sequence[bool],
+) -> Profile:
+    """The curves of each image.
+
+    Where there are no more distinct scores than thresholds, the curves are exact; otherwise they
+    are theirs at quantiles of the scores, joined by straight lines.
+
+    Args:
+        maps: anomaly maps, (H, W) each and of any sizes, finite.
+        masks: (H, W) each like its map, non-zero = defect; None keeps an image out of the pixel
+            metrics.
+        scores: (n,) image scores, finite.
+        labels: (n,) whether an image is defective.
+
+    Raises:
+        DataError: as `ranking.checked_maps` and `ranking.checked_scores`.
+    """
+    values, defective = checked_scores(scores, labels)
+    inside = [index for index, mask in enumerate(masks) if mask is not None]
+    chosen = [np.asarray(masks[index]) for index in inside]
+    pairs = checked_maps([maps[index] for index in inside], chosen)
+    cuts = _thresholds(pairs)
+    normal, marked = np.zeros((2, len(values), len(cuts)))
+    regions, image_of, area = [], [], []
+    for index, (anomaly_map, mask) in zip(inside, pairs, strict=True):
+        normal[index] = _reaching(anomaly_map[~mask], cuts)
+        marked[index] = _reaching(anomaly_map[mask], cuts)
+        labels_of, count = labelled_regions(mask)
+        for region in range(1, count + 1):
+            found = anomaly_map[labels_of == region]
+            regions.append(_reaching(found, cuts) / found.size)
+            image_of.append(index)
+            area.append(found.size)
+    curves = np.array(regions).reshape(-1, len(cuts))
+    places, areas = np.array(image_of, dtype=np.intp), np.array(area, dtype=np.intp)
+    return Profile(normal, marked, curves, places, areas, values, defective)
+
+
+def _thresholds(pairs: Sequence[tuple[FloatArray, BoolArray]]) -> FloatArray:
+    """Falling, from the highest score to the lowest; one of no meaning where there is no map."""
+    if not pairs:
+        return np.zeros(1)
+    normal = np.sort(np.concatenate([values[~mask] for values, mask in pairs]))
+    marked = np.sort(np.concatenate([values[mask] for values, mask in pairs]))
+    every = np.unique(np.concatenate([np.unique(normal), np.unique(marked)]))
+    if len(every) > len(RATES) + len(DETECTION_RATES):
+        picked = [
+            scores[np.rint((1 - rates) * (scores.size - 1)).astype(np.intp)]
+            for scores, rates in ((normal, RATES), (marked, DETECTION_RATES))
+            if scores.size
+        ]
+        every = np.unique(np.concatenate([*picked, every[[0, -1]]]))
+    return every[::-1]
+
+
+def _reaching(values: FloatArray, cuts: FloatArray) -> Array:
+    """(T,) how many values lie at or above each threshold."""
+    below = np.searchsorted(np.sort(values), cuts, "left")
+    reaching: Array = (values.size - below).astype(np.float64)
+    return reaching
+
+
+def weighted_metrics(found: Profile, weights: Array) -> dict[str, Array]:
+    """Image AUROC, pixel AUROC and AUPRO for each of B draws.
+
+    Args:
+        found: of a method.
+        weights: (B, n) how often each image was drawn.
+
+    Returns:
+        (B,) values by metric; NaN where a draw lacks what the metric needs.
+    """
+    start = np.zeros((len(weights), 1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        normal = weights @ found.normal
+        marked = weights @ found.marked
+        of_region = weights[:, found.image_of]
+        overlap = of_region @ found.regions / of_region.sum(1, keepdims=True)
+        rates = np.hstack([start, normal / normal[:, -1:]])
+        told = {
+            "image_auroc": _image_auroc(found, weights),
+            "pixel_auroc": _area(rates, np.hstack([start, marked / marked[:, -1:]]), 1.0),
+        }
+        told |= {
+            name: _area(rates, np.hstack([start, overlap]), limit) / limit
+            for name, limit in LIMITS.items()
+        }
+    return told
+
+
+def _image_auroc(found: Profile, weights: Array) -> Array:
+    bad, good = found.scores[found.defective], found.scores[~found.defective]
+    won = (bad[:, None] > good) + 0.5 * (bad[:, None] == good)
+    of_bad, of_good = weights[:, found.defective], weights[:, ~found.defective]
+    value: Array = ((of_bad @ won) * of_good).sum(1) / (of_bad.sum(1) * of_good.sum(1))
+    return value
+
+
+def _area(rates: Array, heights: Array, limit: float) -> Array:
+    """(B,) area under straight lines through (B, T) points, from 0 to ``limit``."""
+    left, right = np.minimum(rates[:, :-1], limit), np.minimum(rates[:, 1:], limit)
+    width = np.diff(rates)
+    share = np.divide(right - rates[:, :-1], width, out=np.zeros_like(width), where=width > 0)
+    end = heights[:, :-1] + share * np.diff(heights)
+    area: Array = ((right - left) * (heights[:, :-1] + end) / 2).sum(1)
+    return area
+
+
+def region_areas(found: Profile, limit: float) -> Array:
+    """(R,) what each region alone adds to AUPRO: the normalised area under its overlap's curve."""
+    normal = found.normal.sum(0)
+    rates = np.hstack([0.0, normal / normal[-1]])
+    heights = np.hstack([np.zeros((len(found.regions), 1)), found.regions])
+    return _area(np.broadcast_to(rates, heights.shape), heights, limit) / limit
+
+
+def group_draws(groups: Sequence[str], draws: int = DRAWS, seed: int = 0) -> Array:
+    """(B, n) how often each image is drawn, where whole groups are drawn with replacement.
+
+    Args:
+        groups: (n,) the group of each image.
+        draws: B.
+        seed: of the random numbers.
+    """
+    names, place = np.unique(np.asarray(groups), return_inverse=True)
+    count = len(names)
+    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws)
+    weights: Array = drawn[:, place].astype(np.float64)
+    return weights
+
+
+class Resampled(NamedTuple):
+    """A method's metrics on the whole test part, and on each of B draws."""
+
+    whole: dict[str, float]
+    drawn: dict[str, Array]
+    """(B,) by metric; NaN where a draw lacks what the metric needs."""
+
+
+def resampled(found: Profile, weights: Array) -> Resampled:
+    """All metrics of one method, with ``weights`` (B, n) from `group_draws`."""
+    whole = weighted_metrics(found, np.ones((1, weights.shape[1])))
+    return Resampled({k: float(v[0]) for k, v in whole.items()}, weighted_metrics(found, weights))
+
+
+class Difference(NamedTuple):
+    """One method minus another on one test part."""
+
+    value: float
+    low: float
+    high: float
+    """Ends of the 95 % percentile interval: of which test images were drawn, not of training."""
+    draws: int
+    """In which the metric is defined."""
+
+
+def difference(first: Resampled, second: Resampled, metric: str) -> Difference | None:
+    """The first method minus the second on the same draws; undefined ones are left out.
+
+    Returns:
+        None where the metric is undefined on the whole test part, or in all draws.
+    """
+    value = first.whole[metric] - second.whole[metric]
+    spread = first.drawn[metric] - second.drawn[metric]
+    defined = spread[~np.isnan(spread)]
+    if np.isnan(value) or not defined.size:
+        return None
+    low, high = np.percentile(defined, [50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)])
+    return Difference(value, float(low), float(high), defined.size)

@@ -1,0 +1,251 @@
+"""Random damage against every door that takes foreign files.
+
+    python benchmarks/fuzz.py [--inputs 10000] [--only images]
+
+Whole files of every kind are cut, overwritten, and spliced by hypothesis; names and tables are made
+up. Whatever comes in, a door either gives a result or raises one of our errors. Prints one line a
+door; a fault ends with the smallest input that shows it, and becomes a test in tests/test_doors.py.
+"""
+
+import argparse
+import io
+import json
+import os
+import struct
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tifffile
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from cdgp import artifact
+from cdgp.audit import findings as audit
+from cdgp.data import images, layouts
+from cdgp.data.manifest import read_csv
+from cdgp.errors import CdgpError
+from cdgp.presets import PRESETS, read_settings
+from cdgp.presets import settings as preset
+from cdgp.progress import Quiet
+from cdgp.training.fit import fit
+
+Door = Callable[[bytes], object]
+
+
+def encoded(array: np.ndarray, kind: str, **options: object) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(array).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def tiff(array: np.ndarray, **options: object) -> bytes:
+    stream = io.BytesIO()
+    tifffile.imwrite(stream, array, **options)
+    return stream.getvalue()
+
+
+def image_seeds() -> list[bytes]:
+    """Small whole images of every format and depth that is read."""
+    rng = np.random.default_rng(0)
+    grey = rng.integers(0, 256, (24, 20), np.uint8)
+    colour = rng.integers(0, 256, (24, 20, 3), np.uint8)
+    alpha = rng.integers(0, 256, (24, 20, 4), np.uint8)
+    deep = rng.integers(0, 65536, (24, 20), np.uint16)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    palette = io.BytesIO()
+    Image.fromarray(colour).quantize(8).save(palette, "PNG", transparency=1)
+    return [
+        encoded(grey, "PNG"), encoded(colour, "PNG"), encoded(alpha, "PNG"), encoded(deep, "PNG"),
+        encoded(grey > 128, "PNG"), palette.getvalue(),
+        encoded(colour, "JPEG"), encoded(grey, "JPEG", exif=turned),
+        encoded(colour, "BMP"), encoded(grey > 128, "BMP"), encoded(alpha, "WEBP"),
+        tiff(grey), tiff(colour, compression="deflate"), tiff(deep), tiff(deep, byteorder=">"),
+        tiff(deep / np.float32(65535)), tiff(deep, photometric="miniswhite"),
+        tiff(np.stack([deep, deep])),
+    ]  # fmt: skip
+
+
+class Damage(NamedTuple):
+    """What is done to a whole file; kept small, since hypothesis remembers what it draws."""
+
+    seed: int
+    steps: list[tuple[str, int, bool, int, bytes]]
+    """How, where (from the beginning or anywhere), a number, and bytes to put in."""
+
+
+def damages() -> st.SearchStrategy[Damage]:
+    """Cuts, overwritten bytes and words, inserted bytes, parts of another file."""
+    number = st.integers(0, 255) | st.sampled_from([65535, 2**31 - 1, 2**32 - 1])
+    step = st.tuples(
+        st.sampled_from(["byte", "word", "cut", "splice", "insert"]),
+        st.integers(0, 2**31), st.booleans(), number, st.binary(max_size=8),
+    )  # fmt: skip
+    return st.builds(Damage, st.integers(0, 63), st.lists(step, max_size=6))
+
+
+def damaged(seeds: list[bytes], damage: Damage) -> bytes:
+    """One of the seeds after its damage."""
+    data = bytearray(seeds[damage.seed % len(seeds)])
+    for how, where, early, number, content in damage.steps:
+        # The beginning holds the header, where damage tells most.
+        place = where % max(1, min(len(data), 64) if early else len(data))
+        if how == "byte":
+            data[place : place + 1] = bytes([number % 256])
+        elif how == "word":
+            data[place : place + 4] = struct.pack("<>"[where % 2] + "I", number)
+        elif how == "cut":
+            del data[place:]
+        elif how == "splice":
+            data[place:] = seeds[number % len(seeds)][place:]
+        else:
+            data[place:place] = content
+    return bytes(data)
+
+
+def doors(folder: Path, chosen: str = "") -> dict[str, tuple[list[bytes], Door]]:
+    """The doors of such a name, each with the whole files that are damaged to be thrown at it."""
+    file = folder / "file"
+
+    def image(data: bytes) -> object:
+        file.write_bytes(data)
+        found, facts = images.read_with_facts(file)
+        assert found.dtype == np.float32 and found.ndim == 3 and found.shape[2] == 3
+        assert np.isfinite(found).all() and found.min() >= 0 and found.max() <= 1
+        return facts.format
+
+    def mask(data: bytes) -> object:
+        file.write_bytes(data)
+        found = images.read_mask(file, (24, 20))
+        assert found.dtype == np.bool_ and found.shape == (24, 20)
+        return bool(found.any())
+
+    tree = folder / "tree"
+    whole = image_seeds()[0]
+
+    def pairing(data: bytes) -> object:
+        """Each line is a file: a bin's letter and a name."""
+        for path in sorted(tree.rglob("*"), reverse=True):
+            path.unlink() if path.is_file() else path.rmdir()
+        bins = ("good", "defective", "masks", "masks/sub", "good/sub")
+        for entry in data.split(b"\n"):
+            name = os.fsdecode(entry[1:].replace(b"/", b"").replace(b"\0", b"")[:60])
+            if entry and name not in ("", ".", ".."):
+                target = tree / bins[entry[0] % 5] / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if not target.exists():
+                    target.write_bytes(whole)
+        found = layouts.load(tree)
+        audit.check(found).record()
+        return bool(sum(len(s.masks) for s in found.samples))
+
+    def table(data: bytes) -> object:
+        path = folder / "table.csv"
+        path.write_bytes(data)
+        found = read_csv(path)
+        found.write_csv(folder / "written.csv")
+        assert read_csv(folder / "written.csv") == found
+        return len(found.samples)
+
+    def toml(data: bytes) -> object:
+        path = folder / "settings.toml"
+        path.write_bytes(data)
+        return read_settings(path).preset
+
+    def model(data: bytes) -> object:
+        path = folder / "model.safetensors"
+        path.write_bytes(data)
+        return artifact.load(path).settings.preset
+
+    trees = [
+        b"\n".join(bytes([letter]) + name.encode() for letter, name in files)
+        for files in (
+            [(0, "a.png"), (1, "a.jpg"), (2, "a_mask.png"), (2, "a_GT.png"), (1, "b.PNG")],
+            [(0, "ü.png"), (1, "u\u0308.png"), (2, "ü.png"), (4, "ü.png"), (0, "Thumbs.db")],
+            [(0, ".a.png"), (0, "a"), (0, "a.b.png"), (1, "a.b.png"), (3, "1.png"), (1, "sub.png")],
+        )
+    ]
+    for name in ("a.png", "ü.png", "b c.png"):
+        (folder / name).write_bytes(whole)
+    tables = [
+        b"image,label\na.png,good\nb c.png,defective\n",
+        "sep=;\nimage;label;mask;split\nü.png;ok;a.png|b c.png;test\na.png;ng;;train\n".encode(),
+        'image\tlabel\tgroup\n"a.png"\t0\t"x\ty"\nb c.png\t1\t\n'.encode("utf-16"),
+        b"path,label\r\na.png,good\r\na.png,defective\r\n",
+    ]
+    configs = [b"", b'preset = "lite"\nseed = 3\n[dual_gp]\nsteps = 10\nloss_weights = [1, 1, 4]\n',
+               json.dumps(preset().model_dump(mode="json")).encode(),
+               b"".join(b"%s = 1\n" % key.encode() for key in PRESETS["lite"])]  # fmt: skip
+    every: dict[str, tuple[Callable[[], list[bytes]], Door]] = {
+        "pictures": (image_seeds, image),
+        "masks": (image_seeds, mask),
+        "mask pairing": (lambda: trees, pairing),
+        "manifest": (lambda: tables, table),
+        "settings": (lambda: configs, toml),
+        "model": (lambda: [trained(folder)], model),
+    }
+    return {name: (seeds(), door) for name, (seeds, door) in every.items() if chosen in name}
+
+
+def trained(folder: Path) -> bytes:
+    """A whole model file, of a few steps."""
+    from cdgp_bench.synthetic import make_dataset
+
+    make_dataset(folder / "surfaces", good=6, defective=4)
+    chosen = preset(
+        "lite", input_size=(64, 64), inducing={"normal": 8, "anomaly": 4},
+        dual_gp={"steps": 1, "batch_size": 4, "no_separation": "flag"},
+        student={"steps": 1, "batch_size": 2},
+    )  # fmt: skip
+    fit(folder / "surfaces", folder / "run", chosen, progress=Quiet())
+    return (folder / "run/model.safetensors").read_bytes()
+
+
+def hammer(seeds: list[bytes], door: Door, inputs: int) -> Counter[str]:
+    """Throw so many inputs at a door; its answers, counted."""
+    answers: Counter[str] = Counter()
+
+    @settings(
+        max_examples=inputs, deadline=None, database=None, derandomize=True,
+        phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(damages())
+    def once(damage: Damage) -> None:
+        try:
+            door(damaged(seeds, damage))
+            answers["taken"] += 1
+        except CdgpError as error:
+            answers[type(error).__name__] += 1
+            str(error).encode("utf-8", "backslashreplace")
+
+    once()
+    return answers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--inputs", type=int, default=10_000)
+    parser.add_argument("--only", default="")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / "tree").mkdir()
+        for name, (seeds, door) in doors(Path(place), arguments.only).items():
+            began = time.monotonic()
+            answers = hammer(seeds, door, arguments.inputs)
+            told = ", ".join(f"{kind} {count}" for kind, count in answers.most_common())
+            took = time.monotonic() - began
+            print(f"{name}: {answers.total()} inputs in {took:.0f} s: {told}", flush=True)
+
+
+if __name__ == "__main__":
+    import logging
+
+    logging.getLogger("cdgp").setLevel(logging.ERROR)
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)
+    main()

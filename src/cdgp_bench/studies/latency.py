@@ -1,0 +1,308 @@
+"""The whole pipeline against its floor, the two encoders alone, in every runtime.
+
+    python benchmarks/latency.py --preset lite --preset paper     # processor, two threads
+    python benchmarks/latency.py --preset paper --device cuda     # on a GPU, where there is one
+    python benchmarks/latency.py --table                          # what was measured, as Markdown
+
+Writes docs/results/latency.json. Weights are random: they do not change what is computed, and the
+table of the normal tail has the paper's million scores. "Encoders" are two plain passes, each with
+its batch norms folded in and its own stem; "stem once" are the same two behind one stem, which is
+what the pipeline computes; the whole pipeline runs from the network's input to the final map at the
+input's size and the probability. Each round starts a process for each runtime, in which single runs
+of the three take turns, with a pause before each in which the threads of the last one go to sleep;
+all rounds' runs are pooled. Ratios are medians over neighbouring runs. On a GPU torch alone is
+measured: float32 and bfloat16, eager, compiled, and replayed as a CUDA graph.
+"""
+
+import argparse
+import contextlib
+import copy
+import io
+import json
+import math
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cdgp.method.backbone import Encoder
+from cdgp.method.calibration import BranchStatistics, ImageCalibrator, NormalTail
+from cdgp.method.gp import DualGP, SparseGP
+from cdgp.method.graph import (
+    Encoders,
+    EvidenceGraph,
+    InferenceGraph,
+    fix_padding,
+    fold_batch_norms,
+)
+from cdgp.method.kernels import linear
+from cdgp.method.network import Calibration, Network
+from cdgp.method.student import ReverseStudent
+from cdgp.method.tokens import TokenProjection
+from cdgp.presets import settings
+from cdgp.runtimes import openvino_request
+from cdgp_bench.measure.complexity import machine, peak_memory, start_peak_memory, wait_for
+from cdgp_bench.measure.latency import PAUSE
+
+OUT = Path("docs/results/latency.json")
+SIZE = (256, 256)
+BATCHES = (1, 8)
+ROUNDS, WARM_UPS, RUNS = 4, 3, 18
+RUNTIMES = ("torch", "onnxruntime", "openvino")
+
+
+class Plain(nn.Module):
+    """Two encoders and nothing else."""
+
+    def __init__(self, encoder: Encoder, teacher: Encoder) -> None:
+        super().__init__()
+        self.encoder, self.teacher = copy.deepcopy(encoder), copy.deepcopy(teacher)
+        for encoder in (self.encoder, self.teacher):
+            fold_batch_norms(encoder.trunk)
+            fix_padding(encoder.trunk)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        tuned = self.encoder(self.encoder.normalise(images))
+        return (*tuned, *self.teacher(self.teacher.normalise(images)))
+
+
+def built(preset: str) -> dict[str, nn.Module]:
+    """Both encoders, both behind one stem, and the whole pipeline over those."""
+    torch.manual_seed(0)
+    chosen = settings(preset)  # type: ignore[arg-type]
+    # All weights differ here: equal ones would be found, and computed once, by runtimes that look
+    # for repeated work.
+    encoder, teacher = Encoder(chosen.backbone.name), Encoder(chosen.backbone.name)
+    both = Plain(encoder, teacher)
+    # As after training: one stem, and behind it weights that differ.
+    stem = [name for name, _ in encoder.named_stem()]
+    own = {k: v for k, v in encoder.trunk.state_dict().items() if k.split(".")[0] in stem}
+    teacher.trunk.load_state_dict(own, strict=False)
+    dim, s = chosen.backbone.token_dim, chosen.inducing
+    gps = []
+    for count in (s.normal, s.anomaly):
+        tokens = nn.functional.normalize(torch.randn(count, dim), dim=1)
+        gps.append(SparseGP(tokens, linear, chosen.dual_gp.jitter))
+        gps[-1].m.data.normal_()
+    network = Network(
+        encoder, TokenProjection(encoder.channels, dim), DualGP(*gps), teacher,
+        ReverseStudent(teacher.channels, chosen.student.widths),
+        chosen.calibration.pooling_sharpness, chosen.dual_gp.variance_floor,
+    )  # fmt: skip
+    scores = torch.randn(chosen.calibration.tail_pixels).sort().values
+    tail = NormalTail(scores, math.nan, math.nan, math.nan, chosen.calibration.tail_floor)
+    calibration = Calibration(
+        BranchStatistics(0.0, 1.0), BranchStatistics(0.3, 0.1), tail,
+        ImageCalibrator(0.0, 1.0, 1.0, 0.0), chosen.calibration.fusion_weight,
+        chosen.calibration.image_weight,
+    )  # fmt: skip
+    parts = {"encoders": both, "stem once": Encoders(encoder, teacher),
+             "whole": InferenceGraph(EvidenceGraph(network), calibration)}  # fmt: skip
+    for module in parts.values():
+        module.requires_grad_(False).eval().to(memory_format=torch.channels_last)
+    return parts
+
+
+def one(preset: str, batch: int, runtime: str, threads: int, count: int) -> dict[str, list[float]]:
+    """Seconds of runs of each part, taking turns, in this process."""
+    torch.set_num_threads(threads)
+    parts = built(preset)
+    images = torch.rand(batch, 3, *SIZE)
+    with torch.inference_mode():
+        if runtime == "torch":
+            images = images.contiguous(memory_format=torch.channels_last)
+            runs: dict[str, Callable[[], object]] = {
+                name: lambda m=module: m(images) for name, module in parts.items()
+            }
+        else:
+            runs = {name: exported(module, runtime, images.numpy(), threads)
+                    for name, module in parts.items()}  # fmt: skip
+        return timed(runs, torch.device("cpu"), count)
+
+
+def exported(
+    module: nn.Module, runtime: str, images: np.ndarray, threads: int
+) -> Callable[[], object]:
+    """One run of a module in another runtime, with the options that the product gives it."""
+    batch = torch.export.Dim("batch")
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            module, (torch.rand(2, 3, *SIZE),), dynamo=True, dynamic_shapes=({0: batch},),
+            input_names=["images"], opset_version=18, verbose=False,
+        )  # fmt: skip
+    assert program is not None
+    data = program.model_proto.SerializeToString()
+    if runtime == "onnxruntime":
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = threads, 3
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        return lambda: session.run(None, {"images": images})
+    import openvino
+
+    request = openvino_request(openvino.Core().read_model(data), list(images.shape), threads)
+    return lambda: request.infer({"images": images}, share_inputs=True)
+
+
+def timed(
+    runs: dict[str, Callable[[], object]], device: torch.device, count: int
+) -> dict[str, list[float]]:
+    """Seconds of ``count`` runs of each, taking turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for index in range(WARM_UPS + count):
+        for name, run in runs.items():
+            time.sleep(PAUSE)
+            wait_for(device)
+            began = time.perf_counter()
+            run()
+            wait_for(device)
+            if index >= WARM_UPS:
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def on_processor(
+    presets: list[str], batches: list[int], rounds: int, runs: int, threads: int
+) -> Iterator[dict[str, Any]]:
+    """A row for each preset, batch and runtime."""
+    pooled: dict[tuple[str, int, str], dict[str, list[float]]] = {}
+    for _ in range(rounds):
+        for preset in presets:
+            for batch in batches:
+                for runtime in RUNTIMES:
+                    command = [sys.executable, __file__, "--one", preset, str(batch), runtime,
+                               str(threads), str(runs // rounds)]  # fmt: skip
+                    done = subprocess.run(command, capture_output=True, text=True, check=True)
+                    kept = pooled.setdefault((preset, batch, runtime), {})
+                    for name, values in json.loads(done.stdout.splitlines()[-1]).items():
+                        kept.setdefault(name, []).extend(values)
+    for (preset, batch, runtime), kept in pooled.items():
+        yield {"device": "cpu", "threads": threads, "precision": "float32", "mode": "eager",
+               **row(preset, batch, runtime, kept)}  # fmt: skip
+
+
+def row(preset: str, batch: int, runtime: str, kept: dict[str, list[float]]) -> dict[str, Any]:
+    both, once, whole = (1000 * np.array(kept[name]) for name in ("encoders", "stem once", "whole"))
+    return {
+        "preset": preset, "batch": batch, "runtime": runtime, "runs": len(whole),
+        # Of neighbours, which the machine has treated alike; it may change its pace between rounds.
+        "ratio": float(np.median(whole / both)), "ratio_stem_once": float(np.median(whole / once)),
+        "encoders_ms": float(np.median(both)), "whole_ms": float(np.median(whole)),
+        "whole_p95_ms": float(np.percentile(whole, 95)),
+    }  # fmt: skip
+
+
+def in_torch(
+    presets: list[str], batches: list[int], device: torch.device, runs: int
+) -> Iterator[dict[str, Any]]:
+    """Precisions and ways to run on one device; memory where the device tells it."""
+    for preset in presets:
+        parts = {name: module.to(device) for name, module in built(preset).items()}
+        for batch in batches:
+            images = torch.rand(batch, 3, *SIZE, device=device)
+            images = images.contiguous(memory_format=torch.channels_last)
+            for precision in ("float32", "bfloat16"):
+                for mode in ("eager", "compiled", *(("graph",) if device.type == "cuda" else ())):
+                    made = {name: way(module, images, precision, mode)
+                            for name, module in parts.items()}  # fmt: skip
+                    start_peak_memory(device)
+                    made["whole"]()
+                    memory, of = peak_memory(device)
+                    kept = timed(made, device, runs)
+                    yield {"device": device.type, "threads": torch.get_num_threads(),
+                           "precision": precision, "mode": mode,
+                           **row(preset, batch, "torch", kept),
+                           "peak_memory_mib": memory, "memory_of": of}  # fmt: skip
+                    torch.compiler.reset()
+
+
+def way(module: nn.Module, images: Tensor, precision: str, mode: str) -> Callable[[], object]:
+    """One run of a module in a precision and a mode."""
+    chosen: Callable[[Tensor], object] = torch.compile(module) if mode == "compiled" else module
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+
+    def run() -> object:
+        with (
+            torch.inference_mode(),
+            torch.autocast(images.device.type, dtype, enabled=precision != "float32"),
+        ):
+            return chosen(images)
+
+    if mode != "graph":
+        return run
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UPS):
+            run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = ["| preset | batch | runtime | whole ÷ encoders | ÷ those with the stem once "
+             "| whole, ms (p95) | encoders, ms | n |",
+             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for r in found["rows"]:
+        name = r["runtime"] + ("" if (r["precision"], r["mode"]) == ("float32", "eager")
+                               else f", {r['precision']}, {r['mode']}")  # fmt: skip
+        name += "" if r["device"] == "cpu" else f" ({found['machine'].get('device')})"
+        lines.append(
+            f"| {r['preset']} | {r['batch']} | {name} | {r['ratio']:.2f} "
+            f"| {r['ratio_stem_once']:.2f} | {r['whole_ms']:.1f} "
+            f"({r['whole_p95_ms']:.1f}) | {r['encoders_ms']:.1f} | {r['runs']} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--preset", action="append", choices=["lite", "paper"])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--modes", action="store_true", help="torch's precisions and modes instead")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--batch", type=int, action="append", choices=BATCHES)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--runs", type=int, default=ROUNDS * RUNS, help="of each, in all rounds")
+    parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.one:
+        preset, batch, runtime, threads, count = arguments.one
+        print(json.dumps(one(preset, int(batch), runtime, int(threads), int(count))))
+        return
+    if not arguments.table:
+        presets, batches = arguments.preset or ["lite", "paper"], arguments.batch or list(BATCHES)
+        if arguments.device == "cuda" and not torch.cuda.is_available():
+            raise SystemExit("no GPU here; leave --device out")
+        if arguments.modes or arguments.device == "cuda":
+            torch.set_num_threads(arguments.threads)
+            made = in_torch(presets, batches, torch.device(arguments.device), arguments.runs)
+        else:
+            made = on_processor(
+                presets, batches, arguments.rounds, arguments.runs, arguments.threads
+            )
+        old = json.loads(arguments.out.read_text())["rows"] if arguments.out.is_file() else []
+        new = list(made)
+        keys = ("preset", "batch", "runtime", "device", "precision", "mode")
+        replaced = {tuple(r[k] for k in keys) for r in new}
+        rows = [r for r in old if tuple(r[k] for k in keys) not in replaced] + new
+        rows.sort(key=lambda r: [r[k] for k in keys])
+        arguments.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    print(table(json.loads(arguments.out.read_text())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,302 @@
+"""CDGP against every other method of a plan: paired intervals over groups of test images.
+
+An interval is about which images were drawn for the test part of one set and seed, for methods as
+they stand trained; that another training would differ is not in it.
+
+    CDGP_DATA=DATA python benchmarks/paired.py --plan house --runs runs/house --states runs/core
+
+Scores the test images anew with the methods as they were trained (--states), within each set and
+seed; draws groups of test images with replacement, the same draws for all methods. Writes
+docs/results/PLAN/paired.jsonl: one row a set, seed, pair and metric, one a set, seed, method and
+size of defect, and one a set, seed and method of where its false alarms lie. What a method adds to
+the curves is kept under RUNS/profiles, so that a method that comes later costs its own scoring
+alone. Rows of the plan that are not in RUNS yet, or were made otherwise, are left out and told.
+`--table` prints the rows as Markdown.
+"""
+
+import argparse
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cdgp.errors import CdgpError
+from cdgp.evaluation import MapFile, true_mask
+from cdgp.files import atomic_write
+from cdgp.inference import resized
+from cdgp.progress import Bars, Progress
+from cdgp_bench.grid import METHODS, Cell
+from cdgp_bench.plan import Plan, read_plan
+from cdgp_bench.protocol import Key, Prepared
+from cdgp_bench.resampling import (
+    LIMITS,
+    Profile,
+    difference,
+    group_draws,
+    profile,
+    region_areas,
+    resampled,
+    weighted_metrics,
+)
+from cdgp_bench.run import (
+    ROWS,
+    hash_of,
+    identity_of,
+    key_of,
+    only_one,
+    plan_cells,
+    prepare_all,
+    read_rows,
+    wanted_hash,
+    write_rows,
+)
+from cdgp_bench.tables import NAMES
+
+OURS = ("cdgp", "cdgp_paper")
+SIZES = ("small", "middle", "large")
+"""Thirds of a set's regions, all seeds together, by their share of the image."""
+CLOSE = 5e-4
+"""How far curves kept at some thousand thresholds may lead from a row's exact metrics."""
+CURVES = 1
+"""Raised when `metrics.resampling` keeps other curves, so that older ones are not read."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--plan", default="house")
+    parser.add_argument("--runs", type=Path, default=Path("runs/house"))
+    parser.add_argument("--states", type=Path, default=Path("runs/core"))
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    out = Path("docs/results") / Path(arguments.plan).stem / "paired.jsonl"
+    if not arguments.table:
+        plan = read_plan(arguments.plan)
+        write_rows(out, compared(plan, arguments.runs, arguments.states))
+    print(table(read_rows(out)))
+
+
+def compared(plan: Plan, runs: Path, states: Path) -> list[dict[str, Any]]:
+    """Rows of all pairs and sizes, one category of one set and seed after another."""
+    progress = Bars()
+    with only_one(runs):
+        prepared = prepare_all(plan, runs, progress, print)
+        found: dict[Key, dict[str, Profile]] = defaultdict(dict)
+        for cell, row in finished(plan, prepared, runs):
+            key = key_of(cell)
+            digest = hashlib.sha256(repr((CURVES, hash_of(row))).encode()).hexdigest()
+            name = f"{cell.dataset}-{cell.category}-{cell.seed}-{cell.line.method}"
+            kept = runs / "profiles" / f"{name}-{digest[:16]}.npz"
+            if not kept.is_file():
+                size = cell.settings.input_size if plan.metric_size == "input" else None
+                curves = profiled(cell, prepared[key], size, states, progress)
+                with atomic_write(kept) as temporary, temporary.open("wb") as file:
+                    np.savez_compressed(file, **curves._asdict())
+            with np.load(kept) as arrays:
+                found[key][cell.line.method] = Profile(**arrays)
+            refuse_others(found[key][cell.line.method], row)
+    return [
+        row
+        for key, methods in found.items()
+        for row in (
+            *pairs(key, methods, prepared[key]),
+            *sizes(key, methods, found),
+            *alarms(key, methods),
+        )
+    ]
+
+
+def finished(
+    plan: Plan, prepared: Mapping[Key, Prepared], runs: Path
+) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    """The methods of a plan's main table with their rows, by seed and set; what lacks is told."""
+    rows = {identity_of(row): row for row in read_rows(runs / ROWS)}
+    for cell in plan_cells(plan, {key[:2] for key in prepared}):
+        control = METHODS[cell.line.method].supervision == "control"
+        if cell.line.setting != "default" or cell.budget is not None or control:
+            continue
+        row = rows.get(cell.identity)
+        wanted = wanted_hash(cell, prepared[key_of(cell)], plan)
+        if row is not None and row["status"] == "ok" and hash_of(row) == wanted:
+            yield cell, row
+        else:
+            print(f"{cell.dataset} {cell.line.method} seed {cell.seed}: no such row, left out")
+
+
+def profiled(
+    cell: Cell, part: Prepared, size: tuple[int, int] | None, states: Path, progress: Progress
+) -> Profile:
+    """Curves of one trained method on its test images, at a size or at each image's own."""
+    fitted = cell.fit(part.weak, states / cell.dataset, progress)
+    samples = part.manifest.of("test")
+    maps, masks, scores = MapFile(), [], []
+    with progress.phase(f"{cell.dataset} {cell.line.method} {cell.seed}", len(samples)) as advance:
+        for sample, scored in zip(samples, fitted.score([s.image for s in samples]), strict=True):
+            name = part.manifest.name(sample.image)
+            target = size or scored.size
+            maps.append(resized(scored.anomaly_map, target))
+            masks.append(true_mask(sample, scored.size, target, name, defaultdict(list)))
+            scores.append(scored.image_score)
+            advance()
+    return profile(maps.maps(), masks, scores, [bool(s.defective) for s in samples])
+
+
+def refuse_others(found: Profile, row: dict[str, Any]) -> None:
+    """The curves must be those of the row that stands in the tables."""
+    for name, values in weighted_metrics(found, np.ones((1, len(found.scores)))).items():
+        exact = np.nan if row[name] is None else row[name]
+        if not np.isclose(values[0], exact, rtol=0, atol=CLOSE, equal_nan=True):
+            raise SystemExit(
+                f"{row['dataset']} {row['method']} seed {row['seed']}: {name} is {values[0]:.4f} "
+                f"here and {exact:.4f} in the row: other states; run the plan again"
+            )
+
+
+def pairs(key: Key, methods: dict[str, Profile], part: Prepared) -> list[dict[str, Any]]:
+    samples = part.manifest.of("test")
+    groups = [s.group or part.manifest.name(s.image) for s in samples]
+    weights = group_draws(groups, seed=key.seed)
+    measured = {method: resampled(one, weights) for method, one in methods.items()}
+    rows = []
+    for ours in (m for m in OURS if m in methods):
+        for other in (m for m in methods if m != ours):
+            for name in NAMES:
+                value = difference(measured[ours], measured[other], name)
+                if value is not None:
+                    rows.append({
+                        "kind": "pair", "dataset": key.dataset, "category": key.category,
+                        "seed": key.seed, "first": ours, "second": other, "metric": name,
+                        **value._asdict(), "groups": len(set(groups)),
+                    })  # fmt: skip
+    return rows
+
+
+def sizes(
+    key: Key, methods: dict[str, Profile], found: dict[Key, dict[str, Profile]]
+) -> list[dict[str, Any]]:
+    """AUPRO over small, middle and large regions, each against all normal pixels."""
+
+    def share(one: Profile) -> np.ndarray:
+        pixels = (one.normal[:, -1] + one.marked[:, -1])[one.image_of]
+        return one.area / pixels
+
+    every = np.concatenate([
+        share(next(iter(m.values()))) for other, m in found.items() if other[:2] == key[:2]
+    ])  # fmt: skip
+    if not every.size:
+        return []
+    ends = np.quantile(every, [0, 1 / 3, 2 / 3, 1])
+    rows = []
+    for method, one in methods.items():
+        place = np.clip(np.searchsorted(ends, share(one), "right") - 1, 0, 2)
+        for index, size in enumerate(SIZES):
+            chosen = place == index
+            if chosen.any():
+                rows.append({
+                    "kind": "size", "dataset": key.dataset, "category": key.category,
+                    "seed": key.seed, "method": method, "size": size,
+                    "share_from": ends[index], "share_to": ends[index + 1],
+                    "regions": int(chosen.sum()),
+                    **{name: float(region_areas(one, limit)[chosen].mean())
+                       for name, limit in LIMITS.items()},
+                })  # fmt: skip
+    return rows
+
+
+def alarms(key: Key, methods: dict[str, Profile]) -> list[dict[str, Any]]:
+    """Where the false alarms lie at a false-positive rate of 5 %."""
+    rows = []
+    for method, one in methods.items():
+        rates = one.normal.sum(0) / one.normal[:, -1].sum()
+        at_limit = one.normal[:, np.searchsorted(rates, LIMITS["pixel_aupro_05"])]
+        share = at_limit[one.defective].sum() / at_limit.sum()
+        rows.append({"kind": "alarms", "dataset": key.dataset, "category": key.category,
+                     "seed": key.seed, "method": method,
+                     "in_defective_images": float(share)})  # fmt: skip
+    return rows
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """All tables, with a line between them."""
+    return f"{pairs_table(rows)}\n\n{seeds_table(rows)}\n\n{sizes_table(rows)}"
+
+
+def pairs_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Mean difference over seeds (and categories), and where its interval lies off zero."""
+    pooled: dict[tuple[str, ...], list[dict]] = defaultdict(list)
+    for row in rows:
+        if row["kind"] == "pair" and row["second"] not in OURS:
+            pooled[row["dataset"], row["first"], row["second"], row["metric"]].append(row)
+    lines = [f"| set | first | minus | seeds | {' | '.join(NAMES.values())} |",
+             "|---" * 8 + "|"]  # fmt: skip
+    order = list(METHODS)
+    named = sorted(
+        dict.fromkeys(key[:3] for key in pooled), key=lambda k: (k[0], k[1], order.index(k[2]))
+    )
+    for dataset, first, second in named:
+        of_metric = [pooled[dataset, first, second, metric] for metric in NAMES]
+        cells = " | ".join(_cell(found) if found else "–" for found in of_metric)
+        names = METHODS[first].title, METHODS[second].title
+        seeds = max(len(found) for found in of_metric)
+        lines.append(f"| {dataset} | {names[0]} | {names[1]} | {seeds} | {cells} |")
+    return "\n".join(lines)
+
+
+def _cell(found: Sequence[dict[str, Any]]) -> str:
+    ahead, behind = sum(r["low"] > 0 for r in found), sum(r["high"] < 0 for r in found)
+    return f"{100 * np.mean([r['value'] for r in found]):+.1f} ({ahead} / {behind})"
+
+
+def seeds_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Every difference with its interval."""
+    found: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = defaultdict(dict)
+    for row in rows:
+        if row["kind"] == "pair" and row["second"] not in OURS:
+            key = (row["dataset"], row["category"], row["first"], row["second"], row["seed"])
+            found[*key, row["groups"]][row["metric"]] = row
+    lines = [f"| set | first | minus | seed | groups | {' | '.join(NAMES.values())} |",
+             "|---" * 9 + "|"]  # fmt: skip
+    order = list(METHODS)
+    for key in sorted(found, key=lambda k: (*k[:3], order.index(k[3]), k[4])):
+        dataset, _, first, second, seed, groups = key
+        cells = [
+            f"{100 * r['value']:+.1f} [{100 * r['low']:+.1f}, {100 * r['high']:+.1f}]" if r else "–"
+            for r in (found[key].get(metric) for metric in NAMES)
+        ]
+        names = f"{METHODS[first].title} | {METHODS[second].title}"
+        lines.append(f"| {dataset} | {names} | {seed} | {groups} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def sizes_table(rows: Sequence[dict[str, Any]]) -> str:
+    """AUPRO by size of region, and the share of false alarms in defective images; seed means."""
+    heads = [f"{size} {name}" for name in ("AUPRO@.3", "AUPRO@.05") for size in SIZES]
+    lines = [f"| set | method | seeds | {' | '.join(heads)} | alarms beside defects |",
+             "|---" * 10 + "|"]  # fmt: skip
+    grouped: dict[tuple[str, str], list[dict]] = defaultdict(list)
+    for row in rows:
+        if row["kind"] != "pair":
+            grouped[row["dataset"], row["method"]].append(row)
+    order = list(METHODS)
+    for (dataset, method), found in sorted(
+        grouped.items(), key=lambda item: (item[0][0], order.index(item[0][1]))
+    ):
+        values = [
+            np.mean([r[key] for r in found if r.get("size") == size])
+            for key in LIMITS
+            for size in SIZES
+        ]
+        values.append(np.mean([r["in_defective_images"] for r in found if "size" not in r]))
+        cells = " | ".join(f"{100 * v:.1f}" for v in values)
+        seeds = len({r["seed"] for r in found})
+        lines.append(f"| {dataset} | {METHODS[method].title} | {seeds} | {cells} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except CdgpError as error:
+        raise SystemExit(str(error)) from None

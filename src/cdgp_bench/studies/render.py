@@ -1,0 +1,212 @@
+"""Put result rows under docs/results, and their tables into the documentation.
+
+    python benchmarks/render.py --take runs/house runs/house-full
+    python benchmarks/render.py
+
+The first takes the rows of finished plans; images stay where they are, since those of real parts
+do not belong into the repository. Both render docs/results/PLAN anew and replace what stands
+between `<!-- NAME -->` and `<!-- end -->` in README.md and pages of docs/.
+"""
+
+import argparse
+import json
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cdgp_bench.grid import METHODS
+from cdgp_bench.page import render
+from cdgp_bench.plan import read_plan
+from cdgp_bench.run import COSTS, ROWS, read_rows
+from cdgp_bench.scoring import METRICS
+from cdgp_bench.studies.ablation import table as ablation_table
+from cdgp_bench.studies.latency import table as latency_table
+from cdgp_bench.studies.paired import pairs_table, seeds_table, sizes_table
+from cdgp_bench.studies.side_by_side import table as side_by_side_table
+
+RESULTS = Path("docs/results")
+PLANS = ("house", "house-full")
+PAIRED = """# CDGP against every other method, seed by seed
+
+Percentage points, first minus second, with nominal 95 % percentile intervals over groups of test
+images (2,000 draws, the same for all methods). They are about which images were drawn, not
+about another training, and are not adjusted for their number; with about ten groups they come out
+somewhat too narrow. [+0.0, +0.0] means that both are perfect on every draw. Made by
+`benchmarks/paired.py`.
+
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--take", nargs="*", type=Path, default=[], help="folders of finished runs")
+    for folder in parser.parse_args().take:
+        (RESULTS / folder.name).mkdir(exist_ok=True)
+        for name in (ROWS, COSTS):
+            if (folder / name).exists():
+                shutil.copy(folder / name, RESULTS / folder.name / name)
+    for name in PLANS:
+        folder = RESULTS / name
+        if (folder / ROWS).exists():
+            costs = [row for row in read_rows(folder / COSTS) if row["status"] == "ok"]
+            render(read_plan(name), read_rows(folder / ROWS), costs, folder)
+    house = read_rows(RESULTS / "house" / ROWS)
+    paired = read_rows(RESULTS / "house" / "paired.jsonl")
+    main_rows = [r for r in house if r["setting"] == "default" and not r["budget"]]
+    blocks = {
+        "headline": headline(main_rows),
+        "paired": pairs_table(paired),
+        "sizes": sizes_table(paired),
+        "kinds": kinds_table(main_rows),
+        "branches": branches_table(main_rows),
+        "ablation": ablation_table(RESULTS / "ablation.jsonl"),
+        "aupro": aupro_table(RESULTS / "aupro.json"),
+        "doctor": doctor_table(read_rows(RESULTS / "doctor.jsonl")),
+        "stream": stream_table(read_rows(RESULTS / "stream.jsonl")),
+        "latency": latency_table(json.loads((RESULTS / "latency.json").read_text())),
+        "side_by_side": side_by_side_table(json.loads((RESULTS / "side_by_side.json").read_text())),
+    }
+    (RESULTS / "house" / "paired.md").write_text(PAIRED + seeds_table(paired) + "\n")
+    pages = (Path("README.md"), RESULTS / "README.md", Path("docs/decisions.md"))
+    together = "".join(page.read_text(encoding="utf-8") for page in pages)
+    nowhere = [name for name in blocks if f"<!-- {name} -->" not in together]
+    if nowhere:
+        raise SystemExit(f"no page has a place for {', '.join(nowhere)}")
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        for name, block in blocks.items():
+            text = re.sub(
+                rf"<!-- {name} -->\n.*?<!-- end -->",
+                lambda _, n=name, b=block: f"<!-- {n} -->\n{b}\n<!-- end -->",
+                text,
+                flags=re.DOTALL,
+            )
+        page.write_text(text, encoding="utf-8")
+
+
+def headline(rows: Sequence[dict]) -> str:
+    """Mean ± sample standard deviation (x 100) over seeds, a line a set and method."""
+    grouped: dict[tuple[str, str], list[dict]] = defaultdict(list)
+    for row in rows:
+        if row["status"] == "ok" and METHODS[row["method"]].supervision != "control":
+            grouped[row["dataset"], row["method"]].append(row)
+    lines = [
+        "| set | method | seeds | AUROC-I | AUROC-P | AUPRO@.3 | AUPRO@.05 | ECE | s |",
+        "|" + "---|" * 9,
+    ]
+    order = list(METHODS)
+    for (dataset, method), cells in sorted(
+        grouped.items(), key=lambda item: (item[0][0], order.index(item[0][1]))
+    ):
+        name = METHODS[method].title
+        collapsed = sum(not c["facts"].get("separated", True) for c in cells)
+        if collapsed:
+            name += f" ({collapsed} did not separate)"
+        values = [mean_std([c[key] for c in cells]) for key in METRICS]
+        values.append(mean_std([c.get("image_ece") for c in cells]))
+        seconds = np.mean([c["seconds"] for c in cells])
+        lines.append(
+            f"| {dataset} | {name} | {len(cells)} | " + " | ".join(values) + f" | {seconds:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def mean_std(values: Sequence[float | None]) -> str:
+    defined = [100 * v for v in values if v is not None]
+    if not defined:
+        return "–"
+    spread = f" ± {np.std(defined, ddof=1):.1f}" if len(defined) > 1 else ""
+    return f"{np.mean(defined):.1f}{spread}"
+
+
+def aupro_table(path: Path) -> str:
+    lines = ["| limit | full sort | cdgp | times faster | memory |", "|---|---|---|---|---|"]
+    for row in json.loads(path.read_text())["rows"]:
+        cells = [
+            f"{row[side]['seconds']:.2f} s, {row[side]['peak_mib']:.0f} MiB"
+            for side in ("full sort", "cdgp")
+        ]
+        lines.append(
+            f"| {row['limit']} | {cells[0]} | {cells[1]} | {row['times_faster']:.1f} | "
+            f"{100 * row['memory_share']:.0f} % |"
+        )
+    return "\n".join(lines)
+
+
+def doctor_table(rows: Sequence[dict]) -> str:
+    """What the data doctor finds on the two sets, and how many flipped labels."""
+    lines = [
+        "| set | images | near pairs | found | told beyond them | of which another part | "
+        "byte copies | empty masks | strongest shortcut |",
+        "|---" * 9 + "|",
+    ]
+    for r in (r for r in rows if r["kind"] == "check"):
+        fact, auroc = max(r["shortcuts"].items(), key=lambda item: item[1])
+        lines.append(
+            f"| {r['dataset']} | {r['pictures']} | {r['near_pairs_by_brute_force']} | {r['found']} "
+            f"| {r['false_alarms']} | {r['false_alarms_of_another_group']} | {r['byte_copies']} | "
+            f"{r['empty_masks']} | {fact}, AUROC {auroc:.3f} |"
+        )
+    lines += ["", "| set | draw | flipped | in the first 5 % | share |", "|---" * 5 + "|"]
+    lines += [
+        f"| {r['dataset']} | {r['draw']} | {r['flipped']} | {r['found']} | "
+        f"{100 * r['share']:.0f} % |"
+        for r in rows if r["kind"] == "flips"
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def stream_table(rows: Sequence[dict]) -> str:
+    lines = ["| images | peak memory | seconds a 1,000 |", "|---" * 3 + "|"]
+    lines += [
+        f"| {r['pictures']:,} | {r['peak_mib']:.0f} MiB | {r['seconds_a_1000']:.1f} |" for r in rows
+    ]
+    return "\n".join(lines)
+
+
+def branches_table(rows: list[dict]) -> str:
+    """What each branch localises alone, mean over seeds."""
+    lines = ["| set | map | AUROC-P | AUPRO@.3 | AUPRO@.05 |", "|---|---|---|---|---|"]
+    chosen = [r for r in rows if r["method"] == "cdgp"]
+    for dataset in sorted({r["dataset"] for r in chosen}):
+        cells = [r for r in chosen if r["dataset"] == dataset]
+        for name in ("residual", "dominance", "surprisal"):
+            values = [[c["branches"][name].get(k) for c in cells] for k in KEYS]
+            lines.append(f"| {dataset} | {name} | " + " | ".join(map(mean, values)) + " |")
+        values = [[c[k] for c in cells] for k in KEYS]
+        lines.append(f"| {dataset} | final | " + " | ".join(map(mean, values)) + " |")
+    return "\n".join(lines)
+
+
+def kinds_table(rows: list[dict]) -> str:
+    """Each kind of defect of `magnetic_tile`, mean over seeds: where which map wins."""
+    maps = ("residual", "dominance", "final")
+    lines = [
+        "| kind | " + " | ".join(f"{m} {k}" for k in ("AUPRO@.3", "AUROC-P") for m in maps) + " |",
+        "|---" * 7 + "|",
+    ]
+    chosen = [r for r in rows if (r["method"], r["dataset"]) == ("cdgp", "magnetic_tile")]
+    for kind in sorted({k for r in chosen for k in r["kinds"]["final"]}):
+        cells = [
+            mean([r["kinds"][m].get(kind, {}).get(key) for r in chosen])
+            for key in ("pixel_aupro_30", "pixel_auroc")
+            for m in maps
+        ]
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+KEYS = ("pixel_auroc", "pixel_aupro_30", "pixel_aupro_05")
+
+
+def mean(values: list[float | None]) -> str:
+    defined = [100 * v for v in values if v is not None]
+    return f"{sum(defined) / len(defined):.1f}" if defined else "–"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""The inference graph against the plain order of the stages, and its parts against brute force."""
+
+import copy
+import math
+import shutil
+
+import pytest
+import timm
+import torch
+from tests.helpers import random_gp, random_pair, unit_tokens
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cdgp.errors import TrainingError
+from cdgp.method.backbone import Encoder, load_weights
+from cdgp.method.calibration import NormalTail, fit_tail, surprisal
+from cdgp.method.gp import DualGP
+from cdgp.method.graph import (
+    DominanceHead,
+    Encoders,
+    EvidenceGraph,
+    InferenceGraph,
+    SurprisalTable,
+    TokenHead,
+    cosine,
+    fix_padding,
+    fold_batch_norms,
+    head_of,
+    upsample_matmul,
+)
+from cdgp.method.kernels import spherical_rbf
+from cdgp.method.network import Network, calibrated
+from cdgp.method.student import ReverseStudent
+from cdgp.method.tokens import TokenProjection
+from cdgp.presets import InferenceSettings
+from cdgp.runtimes import TorchRuntime
+from cdgp.training.dataset import WeakDataset
+from cdgp.training.fit import Run, check_inference
+
+LITE = "tf_efficientnet_lite0"
+
+
+def random_images(count: int, size: tuple[int, int]) -> Tensor:
+    coarse = torch.rand(count, 3, 9, 7, generator=torch.Generator().manual_seed(count))
+    return functional.interpolate(coarse, size=size, mode="bicubic").clamp(0, 1)
+
+
+def network(gps: DualGP, evidence: str = "dominance", floor: float = 1e-6) -> Network:
+    """Pretrained encoders, the first one changed beyond its stem; a random student."""
+    encoder, teacher = Encoder(LITE), Encoder(LITE)
+    for one in (encoder, teacher):
+        load_weights(one, LITE, "bundled")
+    generator = torch.Generator().manual_seed(0)
+    stem = {id(p) for module in encoder.stem() for p in module.parameters()}
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            if id(parameter) not in stem and parameter.ndim == 4:
+                parameter.mul_(1 + 0.1 * torch.randn(parameter.shape, generator=generator))
+    torch.manual_seed(1)
+    projection = TokenProjection(encoder.channels, 64)
+    student = ReverseStudent(teacher.channels, (8, 16, 16, 32))
+    return Network(encoder, projection, gps, teacher, student, 8.0, floor, evidence)
+
+
+@pytest.fixture(scope="module")
+def linear_network() -> Network:
+    return network(random_pair(0, 0.3, torch.float32))
+
+
+@pytest.mark.parametrize("size", [(64, 64), (96, 160)])
+def test_evidence_is_that_of_the_plain_order(
+    linear_network: Network, size: tuple[int, int]
+) -> None:
+    images = random_images(3, size)
+    with torch.inference_mode():
+        plain, found = linear_network(images), EvidenceGraph(linear_network)(images)
+    spread = plain.dominance.std()
+    assert spread > 0.1
+    torch.testing.assert_close(found.dominance, plain.dominance, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(found.residual, plain.residual, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(found.pooled, plain.pooled, atol=1e-5, rtol=1e-5)
+
+
+def test_head_against_float64(linear_network: Network) -> None:
+    """Tokens, moments and dominance in float64, from the same features."""
+    head = head_of(linear_network)
+    assert isinstance(head, DominanceHead)
+    with torch.inference_mode():
+        features = linear_network.encoder(
+            linear_network.encoder.normalise(random_images(2, (64, 96)))
+        )
+        double = copy.deepcopy(linear_network).double()
+        tokens = double.projection([f.double() for f in features])
+        expected = double.gps.dominance(tokens.flatten(0, 2), 1e-6).view(tokens.shape[:3])
+        found = head(features)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("gps", "evidence", "floor", "kind"),
+    [
+        (random_pair(1, 0.3, torch.float32), "mean_margin", 1e-6, DominanceHead),
+        (random_pair(2, 0.3, torch.float32, spherical_rbf(0.5)), "dominance", 1e-6, TokenHead),
+        (random_pair(2, 0.3, torch.float32, spherical_rbf(0.5)), "mean_margin", 1e-6, TokenHead),
+        (random_pair(3, 0.0, torch.float32), "dominance", 1.99, TokenHead),  # the floor binds
+    ],
+)
+def test_other_evidence(gps: DualGP, evidence: str, floor: float, kind: type) -> None:
+    plain = network(gps, evidence, floor)
+    head = head_of(plain)
+    assert type(head) is kind
+    images = random_images(2, (64, 64))
+    with torch.inference_mode():
+        features = plain.encoder(plain.encoder.normalise(images))
+        torch.testing.assert_close(head(features), plain.dominance(images), atol=3e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("dim", "groups"), [(16, 1), (100, 2), (256, 2)])
+def test_more_and_fewer_dimensions_than_stages_give(dim: int, groups: int) -> None:
+    """Fewer than the first stage has channels, as in the paper's network, and more than all."""
+    plain = network(random_pair(4, 0.3, torch.float32, dim=dim))
+    plain.projection = TokenProjection(plain.encoder.channels, dim).requires_grad_(False)
+    images = random_images(2, (64, 64))
+    head = head_of(plain)
+    assert isinstance(head, DominanceHead) and len(head.along) == groups
+    with torch.inference_mode():
+        features = plain.encoder(plain.encoder.normalise(images))
+        torch.testing.assert_close(head(features), plain.dominance(images), atol=3e-5, rtol=1e-4)
+
+
+def test_head_of_means_that_are_all_zero() -> None:
+    gps = random_pair(5, 0.3, torch.float32)
+    for gp in (gps.normal, gps.anomaly):
+        gp.m.data.zero_()
+    plain = network(gps)
+    with torch.inference_mode():
+        features = plain.encoder(plain.encoder.normalise(random_images(1, (64, 64))))
+        assert torch.equal(head_of(plain)(features), torch.zeros(1, 16, 16))
+
+
+def test_stem_is_shared_only_where_it_is_the_same(linear_network: Network) -> None:
+    encoder, teacher = linear_network.encoder, linear_network.teacher
+    assert len(list(Encoders(encoder, teacher).stem.children())) == 2
+    changed = copy.deepcopy(encoder)
+    next(changed.parameters()).data.mul_(1.01)
+    own = Encoders(changed, teacher)
+    assert isinstance(own.stem, nn.Identity)
+    images = random_images(1, (64, 64))
+    with torch.inference_mode():
+        for found, plain in zip(own(images), (changed, teacher), strict=True):
+            for a, b in zip(found, plain(plain.normalise(images)), strict=True):
+                torch.testing.assert_close(a, b, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [LITE, "resnet18", "densenet121", "convnext_atto"])
+def test_folding_keeps_the_features(name: str) -> None:
+    """Also where a norm follows no convolution, or its convolution feeds something else too."""
+    torch.manual_seed(0)
+    trunk = timm.create_model(name, features_only=True).eval()
+    for module in trunk.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.1)  # type: ignore[union-attr]
+            module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    folded = copy.deepcopy(trunk)
+    fold_batch_norms(folded)
+    fix_padding(folded)
+
+    def norms(part: nn.Module) -> int:
+        return sum(isinstance(m, nn.BatchNorm2d) for m in part.modules())
+
+    if name in (LITE, "resnet18"):
+        assert norms(trunk) and not norms(folded)
+    elif name == "densenet121":
+        assert 0 < norms(folded) < norms(trunk)
+    with torch.inference_mode():
+        for a, b in zip(trunk(random_images(2, (64, 96))), folded(random_images(2, (64, 96))),
+                        strict=True):  # fmt: skip
+            torch.testing.assert_close(a, b, atol=1e-4 * float(a.abs().max()), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [((4, 6), (16, 24)), ((1, 3), (4, 12)), ((5, 2), (7, 9))]
+)
+def test_upsampling_by_products(inputs: tuple[int, int], outputs: tuple[int, int]) -> None:
+    maps = torch.randn(3, *inputs, generator=torch.Generator().manual_seed(0)).double()
+    expected = functional.interpolate(maps[:, None], size=outputs, mode="bilinear")[:, 0]
+    torch.testing.assert_close(upsample_matmul(maps, outputs), expected)
+
+
+def test_cosine() -> None:
+    a, b = torch.randn(2, 3, 5, 4, 4, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(cosine(a, b), functional.cosine_similarity(a, b, dim=1))
+    assert torch.isfinite(cosine(torch.zeros(1, 3, 2, 2), torch.ones(1, 3, 2, 2))).all()
+
+
+def heavy_tailed(count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    body = torch.randn(count, generator=generator)
+    return torch.where(body > 2.5, body**2, body).sort().values
+
+
+@pytest.mark.parametrize("tail", ["counting", "pareto"])
+def test_table_is_the_surprisal(tail: str) -> None:
+    scores = heavy_tailed(100_000)
+    fitted = fit_tail(scores, tail, 16.0)
+    table = SurprisalTable(fitted)
+    U = torch.cat([torch.linspace(-6, 60, 100_001), scores[::10]])
+    P, expected = table(U), surprisal(U, fitted)
+    assert P.shape == U.shape and float(P.min()) >= 0
+    ranks = [((len(scores) + 1) * torch.exp(-p.double())).round() for p in (P, expected)]
+    assert float((ranks[0] - ranks[1]).abs().max()) <= 4
+    assert float(((ranks[0] - ranks[1]).abs() > 1).double().mean()) < 1e-3
+    if tail == "counting":
+        beyond = table(torch.tensor([float(scores[-1]) + 1e-3, 1e6, 1e9]))
+        assert torch.equal(beyond, torch.full((3,), math.log(len(scores) + 1)))
+    else:
+        far = torch.tensor([70.0, 100.0, 500.0, 5000.0])
+        torch.testing.assert_close(table(far), surprisal(far, fitted), rtol=2e-3, atol=0)
+        assert (table(far).diff() > 0).all()
+
+
+@pytest.mark.parametrize("scores", [torch.zeros(50), torch.tensor([3.0]), torch.arange(3.0)])
+def test_table_of_a_poor_tail(scores: Tensor) -> None:
+    tail = NormalTail(scores, math.nan, math.nan, math.nan, 16.0)
+    table = SurprisalTable(tail)
+    away = torch.tensor([-10.0, float(scores[0]) - 0.3, float(scores[-1]) + 0.3, 50.0])
+    torch.testing.assert_close(table(away), surprisal(away, tail))
+
+
+def test_whole_graph_of_a_trained_run(tiny_run: Run) -> None:
+    model = tiny_run.detector.model
+    images = random_images(3, model.settings.input_size)
+    with torch.inference_mode():
+        found = InferenceGraph(EvidenceGraph(model.network), model.calibration)(images)
+        plain = calibrated(model.network(images), model.calibration, model.settings.input_size)
+    torch.testing.assert_close(found.fused, plain.fused, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(found.pred_score, torch.sigmoid(plain.logit))
+    off = (found.surprisal - plain.surprisal).abs()
+    assert float(off.max()) <= math.log(2) + 1e-3, "one rank at the end of the tail"
+    assert float((off > 0.01).double().mean()) < 0.01
+    torch.testing.assert_close(
+        found.anomaly_map - found.surprisal, plain.anomaly_map - plain.surprisal
+    )
+
+
+def test_the_network_itself_stays(linear_network: Network) -> None:
+    before = {key: value.clone() for key, value in linear_network.state_dict().items()}
+    EvidenceGraph(linear_network)
+    after = linear_network.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_variance_stays_above_the_least_floor() -> None:
+    """Why the dominance head may leave the floor out: jitter / (M + jitter) a function at least."""
+    Z = unit_tokens(1, 8, 0).repeat(32, 1)
+    gp = random_gp(Z, random_pair(0, 0.0, torch.float64).normal.kernel, 1, 0.0)  # type: ignore[union-attr]
+    assert float(gp(Z[:1]).variance) == pytest.approx(1e-3 / (32 + 1e-3), rel=1e-3)
+
+
+@pytest.mark.parametrize("inference", [{"precision": "bfloat16"}, {"mode": "compiled"}])
+def test_other_precision_and_mode(tiny_run: Run, inference: dict[str, str]) -> None:
+    """Both work on a processor too, where they are not used by themselves."""
+    if inference.get("mode") == "compiled" and shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler, and g++ is not here")
+    model, cpu = tiny_run.detector.model, torch.device("cpu")
+    chosen = InferenceSettings.model_validate(inference)
+    images = random_images(2, model.settings.input_size)
+    plain, found = (
+        TorchRuntime(model, cpu).run(images),
+        TorchRuntime(model, cpu, chosen).run(images),
+    )
+    if chosen.precision == "float32":
+        torch.testing.assert_close(found.fused, plain.fused, atol=1e-4, rtol=1e-5)
+    else:
+        assert found.fused.dtype == torch.float32
+        moved = (found.fused - plain.fused).abs()
+        assert float(moved.max()) > 1e-4 and float(moved.mean()) < 0.2 * float(plain.fused.std())
+    torch.testing.assert_close(found.pred_score, plain.pred_score, atol=0.01, rtol=0)
+
+
+def test_inference_is_checked_before_the_model_is_written(tiny_run: Run) -> None:
+    model, cpu = tiny_run.detector.model, torch.device("cpu")
+    samples = tiny_run.manifest.weak_split().calibration
+    images = WeakDataset(samples, model.settings.input_size, 65535)
+    fast = TorchRuntime(model, cpu, InferenceSettings(precision="bfloat16"))
+    told = check_inference(fast, model, images, cpu)
+    assert told["fused"] > 1e-4 and told["decisions_changed"] == 0
+    fast.graph.calibration = model.calibration._replace(
+        image=model.calibration.image._replace(intercept=model.calibration.image.intercept + 1)
+    )
+    with pytest.raises(TrainingError, match=r"bfloat16.*--resume"):
+        check_inference(fast, model, images, cpu)

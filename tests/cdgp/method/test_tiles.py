@@ -1,0 +1,434 @@
+"""Large images: windows against loops written out, and training and prediction by them."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+from tests.helpers import Interrupting, assert_same, tiny_settings, weights_of
+from torch import Tensor, nn
+from torch.nn import functional
+from typer.testing import CliRunner
+
+import cdgp
+from cdgp import artifact, inference
+from cdgp.cli.main import app
+from cdgp.data.manifest import Manifest
+from cdgp.errors import ModelFileError, SettingsError
+from cdgp.inference import Detector
+from cdgp.method import tiles
+from cdgp.method.calibration import image_probability
+from cdgp.method.network import Evidence
+from cdgp.presets import Settings, settings_from_json
+from cdgp.progress import Quiet
+from cdgp.runtimes import TorchRuntime
+from cdgp.training import calibrate, dual_gp, loop, student
+from cdgp.training.calibrate import CalibrationEvidence, fit_calibration
+from cdgp.training.dataset import WeakDataset, seeded
+from cdgp.training.fit import Run, fit
+from cdgp.training.loop import new_fabric
+from cdgp.training.stages import fingerprint, new_images, pretrained, shared_parts
+from cdgp_bench.plan import read_plan
+from cdgp_bench.synthetic import make_surface
+
+SIDES = [64, 80, 96, 160, 256, 320]
+LENGTHS = [8, 63, 64, 65, 95, 96, 97, 128, 200, 256, 257, 640, 999, 1001]
+WINDOW = (64, 64)
+
+
+def tiled_settings(**changes: object) -> Settings:
+    return tiny_settings(tile=True, **changes)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_windows_cover_a_length(length: int, side: int) -> None:
+    starts = tiles.starts(length, side)
+    assert starts[0] == 0
+    assert all(start % 32 == 0 for start in starts)
+    assert starts == sorted(set(starts))
+    covered = {pixel for start in starts for pixel in range(start, start + side)}
+    assert set(range(length)) <= covered
+    assert max(covered) < max(length, side) + 31, "no further than the grid makes it"
+    for one, next_one in pairwise(starts):
+        assert one + side - next_one >= side / 4, "neighbours overlap by a quarter"
+    least = 1 if length <= side else math.ceil((length - side) / max(32, 0.75 * side)) + 1
+    assert len(starts) <= 2 * least, "and no more windows than that takes"
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_weights_are_distances_from_the_nearest_edge(length: int, side: int) -> None:
+    starts, found = tiles.starts(length, side), tiles.weights(length, side).numpy()
+    expected = np.zeros_like(found, dtype=np.float64)
+    for row, start in enumerate(starts):
+        for cell in range(found.shape[1]):
+            centre = 4 * cell + 2
+            if start <= centre < start + side:
+                expected[row, cell] = min(centre - start, start + side - centre)
+    assert expected.sum(0).min() > 0
+    np.testing.assert_allclose(found, expected / expected.sum(0), atol=1e-6)
+    np.testing.assert_allclose(found.sum(0), 1, atol=1e-6)
+
+
+def test_two_windows_fade_linearly() -> None:
+    first, second = tiles.weights(96, 64)  # they begin at 0 and 32
+    fading = torch.cat([torch.ones(8), (7.5 - torch.arange(8)) / 8, torch.zeros(8)])
+    torch.testing.assert_close(first, fading)
+    torch.testing.assert_close(second, 1 - fading)
+
+
+@pytest.mark.parametrize("size", [(8, 20), (20, 30), (64, 64), (65, 200), (150, 97), (256, 131)])
+def test_windows_are_those_of_the_image_and_its_mirror_image(size: tuple[int, int]) -> None:
+    image = np.random.default_rng(0).random((*size, 3), dtype=np.float32)
+    padded = np.pad(image, ((0, 128), (0, 128), (0, 0)), mode="reflect")
+    whole = torch.from_numpy(image).permute(2, 0, 1)
+    corners = tiles.places(size, WINDOW)
+    found = list(tiles.windows(whole, WINDOW))
+    assert len(found) == len(corners)
+    for (y, x), window in zip(corners, found, strict=True):
+        expected = padded[y : y + 64, x : x + 64].transpose(2, 0, 1)
+        np.testing.assert_array_equal(window.numpy(), expected)
+    stacked = list(tiles.batches(iter(found)))
+    assert all(len(batch) <= tiles.BATCH for batch in stacked)
+    assert torch.equal(torch.cat(stacked), torch.stack(found))
+
+
+@pytest.mark.parametrize("size", [(20, 30), (64, 64), (70, 210), (150, 97)])
+def test_blending_against_a_loop(size: tuple[int, int]) -> None:
+    """Random parts; every position is the weighted mean over the windows that hold it."""
+    corners = tiles.places(size, WINDOW)
+    parts = torch.randn(len(corners), 2, 16, 16, generator=torch.Generator().manual_seed(0))
+    found = tiles.blended(parts, size, WINDOW)
+    height, width = (math.ceil(side / 4) for side in size)
+    assert found.shape == (2, height, width)
+    for i in range(height):
+        for j in range(width):
+            total, weight = np.zeros(2), 0.0
+            for (y, x), part in zip(corners, parts.numpy(), strict=True):
+                a, b = i - y // 4, j - x // 4
+                if 0 <= a < 16 and 0 <= b < 16:
+                    w = min(a + 0.5, 15.5 - a) * min(b + 0.5, 15.5 - b)
+                    total, weight = total + w * part[:, a, b], weight + w
+            np.testing.assert_allclose(found[:, i, j], total / weight, atol=1e-5)
+
+
+class Means(nn.Module):
+    """Evidence of a position from its own 4 x 4 pixels alone, so windows change nothing."""
+
+    sharpness = 8.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, images: Tensor) -> Evidence:
+        means = functional.avg_pool2d(images, 4)
+        return Evidence(self.scale * means[:, 0], means[:, 1], means.mean((1, 2, 3)))
+
+
+@pytest.mark.parametrize("size", [(40, 52), (64, 64), (131, 97), (200, 260), (255, 64)])
+def test_evidence_without_context_is_that_of_the_whole_image(size: tuple[int, int]) -> None:
+    image = np.random.default_rng(1).random((*size, 3), dtype=np.float32)
+    whole = torch.from_numpy(image).permute(2, 0, 1)
+    found = tiles.tiled_evidence(Means(), whole, WINDOW)  # type: ignore[arg-type]
+    rows, columns = (-(-side // 4) for side in size)
+    edges = ((0, 4 * rows - size[0]), (0, 4 * columns - size[1]), (0, 0))
+    blocks = np.pad(image, edges, mode="reflect").reshape(rows, 4, columns, 4, 3).mean((1, 3))
+    np.testing.assert_allclose(found.dominance[0], 2 * blocks[..., 0], atol=1e-6)
+    np.testing.assert_allclose(found.residual[0], blocks[..., 1], atol=1e-6)
+    pooled = (logsumexp(8.0 * 2 * blocks[..., 0]) - np.log(rows * columns)) / 8.0
+    assert float(found.pooled) == pytest.approx(pooled, abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def tiled_run(surfaces: Manifest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Trained on surfaces of 96 x 80 by windows of 64 x 64: two by two an image."""
+    return fit(surfaces.root, tmp_path_factory.mktemp("tiled") / "run", tiled_settings())
+
+
+def torch_of(detector: Detector) -> TorchRuntime:
+    assert isinstance(detector.runtime, TorchRuntime)
+    return detector.runtime
+
+
+@pytest.mark.parametrize("size", [(96, 80), (97, 133), (40, 200), (8, 8), (64, 64)])
+@pytest.mark.parametrize("band", [1, 5, 64])
+def test_bands_give_what_the_whole_map_gives(
+    tiled_run: Run, size: tuple[int, int], band: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for rounding: a band's upsampling has the weights of the whole map's."""
+    graph = torch_of(tiled_run.detector).graph
+    rows, columns = (-(-side // 4) for side in size)
+    generator = torch.Generator().manual_seed(0)
+    evidence = Evidence(
+        torch.randn(1, rows, columns, generator=generator),
+        torch.rand(1, rows, columns, generator=generator),
+        torch.tensor([0.3]),
+    )
+    whole = graph.scores(evidence, (4 * rows, 4 * columns))
+    monkeypatch.setattr(tiles, "BAND", band)
+    found = tiles.outputs_of(graph, evidence, size)
+    for a, b, atol in zip(found[:3], whole[:3], (1e-2, 1e-2, 1e-4), strict=True):
+        # The surprisal climbs by log 2 between two entries of its table at the end of the tail.
+        torch.testing.assert_close(a, b[:, : size[0], : size[1]], rtol=1e-5, atol=atol)
+    assert torch.equal(found.pred_score, whole.pred_score)
+
+
+@pytest.mark.parametrize("size", [(300, 212), (97, 133), (64, 64), (30, 90)])
+def test_prediction_keeps_the_images_scale(
+    tiled_run: Run, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loaded model tiles by itself, and nothing is resized on the way."""
+    assert tiled_run.folder is not None
+    image = make_surface(size, np.random.default_rng(3))
+    monkeypatch.delattr(inference, "to_input")
+    detector = cdgp.load(tiled_run.folder)
+    assert detector.settings.tile
+    found, again = detector.predict(image), tiled_run.detector.predict(image)
+    assert found.anomaly_map.shape == found.pred_mask.shape == size
+    np.testing.assert_array_equal(found.anomaly_map, again.anomaly_map)
+    assert found.pred_score == again.pred_score
+    if size == (64, 64):  # one window: the plain graph on the image itself
+        whole = torch.from_numpy(image).permute(2, 0, 1)[None]
+        plain = torch_of(detector).run(whole)
+        np.testing.assert_allclose(found.surprisal, plain.surprisal[0].numpy(), atol=1e-4)
+        assert found.pred_score == pytest.approx(float(plain.pred_score[0]), abs=1e-5)
+
+
+def test_calibration_evidence_is_that_of_prediction(tiled_run: Run) -> None:
+    """Bit by bit, so that an image at the threshold stays on its side."""
+    dataset = new_images(tiled_run.manifest.weak("calibration"), tiled_run.detector.settings)
+    graph = torch_of(tiled_run.detector).graph
+    found = calibrate.collect_evidence(graph.evidence, dataset, torch.device("cpu"), Quiet())
+    assert found.sizes == [(96, 80)] * len(dataset)
+    for evidence, sample in zip(found.evidence, dataset.samples, strict=True):
+        score = tiled_run.detector.predict(sample.image).pred_score
+        probability = image_probability(evidence.pooled, tiled_run.detector.card.image)
+        assert float(probability[0]) == score
+
+
+def test_calibration_over_images_of_several_sizes() -> None:
+    """Every pixel of every good image counts once; NumPy over all of them."""
+    generator = torch.Generator().manual_seed(2)
+    cells = [(3, 4), (7, 5), (2, 9), (4, 4)]
+    evidence = [
+        Evidence(torch.randn(1, *s, generator=generator), torch.randn(1, *s, generator=generator),
+                 torch.randn(1, generator=generator))
+        for s in cells
+    ]  # fmt: skip
+    defective = torch.tensor([False, False, True, False])
+    sizes = [(4 * h, 4 * w) for h, w in cells]
+    chosen = tiny_settings(calibration={"tail_pixels": 10_000}).calibration
+    found = fit_calibration(CalibrationEvidence(evidence, defective, sizes), chosen)
+
+    def pixels(branch: int) -> NDArray[np.float64]:
+        return np.concatenate([
+            functional.interpolate(one[branch][None], size=size, mode="bilinear")
+            .double().numpy().ravel()
+            for one, size, bad in zip(evidence, sizes, defective, strict=True) if not bad
+        ])  # fmt: skip
+
+    G, R = pixels(0), pixels(1)
+    for statistics, values in ((found.dominance, G), (found.residual, R)):
+        assert statistics.mean == pytest.approx(values.mean(), abs=1e-6)
+        assert statistics.std == pytest.approx(values.std(), rel=1e-5)
+    weight = chosen.fusion_weight
+    U = weight * (G - G.mean()) / (G.std() + 1e-6) + (1 - weight) * (R - R.mean()) / R.std()
+    np.testing.assert_allclose(found.tail.scores.numpy(), np.sort(U), atol=1e-4)
+
+
+def new_training(chosen: Settings) -> dual_gp.DualGPTraining:
+    """An untrained first stage whose means are not all zero."""
+    generator = torch.Generator().manual_seed(5)
+    Z = functional.normalize(torch.randn(6, 256, generator=generator), dim=1)
+    gps = dual_gp.new_pair(Z[:4], Z[4:], chosen.dual_gp)
+    for gp in (gps.normal, gps.anomaly):
+        assert isinstance(gp.m, Tensor)
+        gp.m.data = torch.randn(len(gp.m), generator=generator)
+    encoder = pretrained(chosen)
+    projection = dual_gp.new_projection(encoder, chosen)
+    return dual_gp.DualGPTraining(encoder, projection, gps, chosen.dual_gp, 8.0)
+
+
+def test_a_image_is_shown_by_its_window_of_the_largest_margin(surfaces: Manifest) -> None:
+    chosen = tiled_settings()
+    dataset = new_images(surfaces.weak(None)[:5], chosen)
+    training = new_training(chosen).train()
+    shown = dual_gp.hardest_windows(dataset, [4, 0, 2], training, torch.device("cpu"))
+    assert not shown.requires_grad
+    training.eval()
+    best = set()
+    for index, found in zip([4, 0, 2], shown, strict=True):
+        largest, expected = -math.inf, None
+        for y in (0, 32):
+            for x in (0, 32):
+                window = np.pad(dataset.input(index).numpy(), ((0, 0), (0, 0), (0, 16)), "reflect")
+                part = torch.from_numpy(window[:, y : y + 64, x : x + 64].copy())[None]
+                encoder = training.encoder
+                tokens = training.projection(encoder(encoder.normalise(part))).flatten(0, 2)
+                normal, anomaly = training.gps.normal(tokens), training.gps.anomaly(tokens)
+                margin = float((anomaly.mean - normal.mean).detach().max())
+                if margin > largest:
+                    largest, expected, place = margin, part[0], (y, x)
+        assert expected is not None
+        assert torch.equal(found, expected)
+        best.add(place)
+    assert len(best) > 1, "not always the same place"
+    images, labels = dual_gp.weak_batch(
+        dataset, chosen, 0,
+        lambda chosen: dual_gp.hardest_windows(dataset, chosen, training, torch.device("cpu")),
+    )  # fmt: skip
+    assert images.shape == (4, 3, 64, 64)
+    assert labels.shape == (4,)
+
+
+def test_student_is_shown_one_window_of_each_good_image(surfaces: Manifest) -> None:
+    dataset = new_images(surfaces.weak(None)[:3], tiled_settings())
+
+    def drawn(step: int) -> Tensor:
+        images, shown = student.drawn_windows(dataset, [0, 1, 2], seeded(0, "windows", step))
+        for one, (index, place) in zip(images, shown, strict=True):
+            assert torch.equal(one, tiles.cut(dataset.input(index), place, WINDOW))
+        return images
+
+    assert torch.equal(drawn(1), drawn(1))
+    seen: list[set[int]] = [set(), set(), set()]
+    for step in range(40):
+        for index, window in enumerate(drawn(step)):
+            all_of_it = tiles.windows(dataset.input(index), WINDOW)
+            (place,) = [i for i, one in enumerate(all_of_it) if torch.equal(one, window)]
+            seen[index].add(place)
+    assert seen == [{0, 1, 2, 3}] * 3
+    plain = WeakDataset(dataset.samples, WINDOW, 65535)
+    images, shown = student.drawn_windows(plain, [2, 0], seeded(0))
+    assert shown == [(2, (0, 0)), (0, (0, 0))]
+    assert torch.equal(images, plain.batch([2, 0])), "without tiles the whole of each image"
+
+
+def test_separation_pools_all_windows(surfaces: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = tiled_settings()
+    dataset = new_images(surfaces.weak(None), chosen)
+    training = new_training(chosen).eval()
+    seen: list[Sequence[float]] = []
+    monkeypatch.setattr(
+        dual_gp, "image_auroc", lambda scores, labels: seen.append(scores) or NoValue
+    )
+    with torch.inference_mode():
+        dual_gp.separation_of(dataset, training, new_fabric())
+        expected = []
+        for index in [*dataset.indices(False), *dataset.indices(True)]:
+            images = torch.stack(list(tiles.windows(dataset.input(index), WINDOW)))
+            margins = dual_gp.token_margins(training, images).double().numpy()
+            expected.append((logsumexp(8 * margins) - np.log(margins.size)) / 8)
+    np.testing.assert_allclose(seen[0], expected, atol=1e-5)
+
+
+class NoValue:
+    value = None
+
+
+def test_inducing_tokens_come_from_all_windows(
+    surfaces: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = tiled_settings(inducing={"tokens_per_class": 40, "normal": 8, "anomaly": 4})
+    weak = surfaces.weak(None)
+    both = new_images((*weak[:2], *weak[-2:]), chosen)  # two of each label
+    encoder = pretrained(chosen)
+    projection = dual_gp.new_projection(encoder, chosen)
+    held: list[Tensor] = []
+
+    def keep(normal: Tensor, anomaly: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+        held.extend([normal, anomaly])
+        return normal, anomaly
+
+    monkeypatch.setattr(dual_gp, "inducing_sets", keep)
+    dual_gp.select_inducing(both, encoder, projection, chosen, new_fabric(), Quiet())
+    assert [len(tokens) for tokens in held] == [40, 40]
+    encoder.eval()
+    with torch.inference_mode():
+        for number, index in enumerate(both.indices(False)):
+            for place, image in enumerate(tiles.windows(both.input(index), WINDOW)):
+                grid = projection(encoder(encoder.normalise(image[None]))).flatten(0, 2)
+                taken = held[0][20 * number + 5 * place :][:5]
+                assert float((taken @ grid.T).amax(1).min()) > 1 - 1e-4
+
+
+@pytest.mark.parametrize(("phase", "after"), [("Dual GP", 2), ("Reverse student", 2)])
+def test_interrupted_and_resumed_is_the_same(
+    surfaces: Manifest, tiled_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    phase: str, after: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        fit(surfaces.root, out, tiled_settings(), progress=Interrupting(phase, after))
+    with pytest.raises(SettingsError, match="other settings \\(tile\\)"):
+        fit(surfaces.root, out, tiny_settings(), resume=True)
+    resumed = fit(surfaces.root, out, tiled_settings(), resume=True)
+    assert_same(weights_of(tiled_run), weights_of(resumed))
+
+
+def test_tile_is_named_only_where_it_is_on() -> None:
+    """So that trainings and rows without it keep their digests."""
+    plain, tiled = tiny_settings(), tiled_settings()
+    assert "tile" not in shared_parts(plain)
+    assert shared_parts(tiled) == shared_parts(plain) | {"tile": True}
+    for stage in ("dual_gp", "student"):
+        assert fingerprint(plain, "", stage) != fingerprint(tiled, "", stage)
+    text = plain.model_dump_json().replace('"tile":false,', "")
+    assert "tile" not in text
+    assert settings_from_json(text, "an old file") == plain
+
+
+def test_windows_run_eager_alone() -> None:
+    with pytest.raises(SettingsError, match=r"inference\.mode = 'graph': .*'eager'"):
+        tiled_settings(inference={"mode": "graph"})
+    assert tiled_settings(inference={"precision": "bfloat16"}).tile
+
+
+def test_command_line(surfaces: Manifest, tmp_path: Path) -> None:
+    steps = ["--set", "dual_gp.steps=2", "--set", "student.steps=2", "--set",
+             "dual_gp.batch_size=4", "--set", "dual_gp.no_separation=flag"]  # fmt: skip
+    out = tmp_path / "run"
+    arguments = ["train", str(surfaces.root), "--out", str(out), "--input-size", "64", "--tile"]
+    found = CliRunner().invoke(app, [*arguments, *steps, "--quiet"])
+    assert found.exit_code == 0, found.output
+    assert artifact.load(out / "model.safetensors").settings.tile
+
+
+def test_a_plan_with_tiles_is_refused(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    text = (
+        'title = "t"\npreset = "lite"\nseeds = [0]\nmetric_size = "native"\nmethods = ["cdgp"]\n'
+        'settings.tile = {}\n[datasets.a]\npath = "a"\ninput_size = [64, 64]\n'
+        '[experiments]\nmain = ["a"]\n'
+    )
+    plan.write_text(text.format("true"))
+    with pytest.raises(
+        SettingsError, match=r"plan\.toml: datasets\.a: settings\.tile: .*leave it out"
+    ):
+        read_plan(str(plan))
+    plan.write_text(text.format("false"))
+    assert not read_plan(str(plan)).settings["tile"]
+
+
+def test_exported_models_do_not_tile(tiled_run: Run) -> None:
+    class Exported:
+        name = "exported"
+
+    detector = Detector(tiled_run.detector.card, Exported())  # type: ignore[arg-type]
+    with pytest.raises(ModelFileError, match=r"load model\.safetensors"):
+        detector.predict(np.zeros((64, 64), np.uint8))
+
+
+def test_export_is_refused(tiled_run: Run, tmp_path: Path) -> None:
+    assert tiled_run.folder is not None
+    arguments = ["export", str(tiled_run.folder), "--to", "onnx", "--out", str(tmp_path / "a.onnx")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and "trained with --tile" in result.output

@@ -1,0 +1,305 @@
+"""What the stages do with their pieces, against loops and NumPy written from the equations."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.helpers import tiny_settings
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cdgp.data.manifest import Manifest
+from cdgp.data.splits import hashed, split
+from cdgp.method.gp import DualGP, SparseGP
+from cdgp.method.kernels import linear
+from cdgp.method.network import Evidence
+from cdgp.presets import Settings, settings
+from cdgp.progress import Quiet
+from cdgp.training import calibrate, dual_gp, student
+from cdgp.training.calibrate import CalibrationEvidence, fit_calibration
+from cdgp.training.dataset import WeakDataset
+from cdgp.training.dual_gp import DualGPTraining, jittered
+from cdgp.training.loop import cosine, new_fabric, run_stage
+from cdgp.training.stages import dual_gp_samples, fingerprint, pretrained
+
+JITTER = 1e-3
+WEIGHTS = (2.0, 3.0, 5.0)
+
+
+class Given(nn.Module):
+    """Stands in for the encoder and the projections: its tokens are the images."""
+
+    def normalise(self, images: Tensor) -> Tensor:
+        return images
+
+    def train_trunk(self, batch_norm: str) -> None:
+        pass
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images
+
+
+class Tokens(nn.Module):
+    def forward(self, grid: Tensor) -> Tensor:
+        return functional.normalize(grid.permute(0, 2, 3, 1), dim=-1)
+
+
+def random_gp(M: int, seed: int) -> SparseGP:
+    generator = torch.Generator().manual_seed(seed)
+    Z = torch.randn(M, 6, generator=generator, dtype=torch.float64)
+    gp = SparseGP(functional.normalize(Z, dim=1), linear, JITTER).requires_grad_(False)
+    gp.m.copy_(torch.randn(M, generator=generator, dtype=torch.float64))
+    gp.L.copy_(torch.randn(M, M, generator=generator, dtype=torch.float64))
+    return gp
+
+
+def moments_of_one(gp: SparseGP, t: np.ndarray) -> tuple[float, float]:
+    """Eq. 6 and Eq. 7 of one token."""
+    Z, m, L = gp.Z.numpy(), gp.m.numpy(), np.tril(gp.L.numpy())
+    K_inv = np.linalg.inv(Z @ Z.T + JITTER * np.eye(len(Z)))
+    k = Z @ t
+    return float(k @ K_inv @ m), float(1 - k @ K_inv @ k + k @ K_inv @ L @ L.T @ K_inv @ k)
+
+
+@pytest.mark.parametrize("defective", [[True, False, False, True], [False] * 4, [True] * 4])
+def test_training_loss_is_equation_13(defective: list[bool]) -> None:
+    """Loops over images and tokens; three different weights, so that none can stand in for
+    another."""
+    images = torch.randn(4, 6, 3, 2, generator=torch.Generator().manual_seed(4)).double()
+    gps = DualGP(random_gp(5, 1), random_gp(3, 2))
+    chosen = settings(
+        "paper", dual_gp={"loss_weights": WEIGHTS, "margin": 0.7, "epsilon": 1e-2}
+    ).dual_gp
+    training = DualGPTraining(Given(), Tokens(), gps, chosen, 8.0)  # type: ignore[arg-type]
+    found, _ = training(images, torch.tensor(defective))
+
+    mil, compact, attract = [], [], []
+    for image, label in zip(images.numpy(), defective, strict=True):
+        margins, normal, anomaly = [], [], []
+        for token in image.reshape(6, -1).T:
+            t = token / np.linalg.norm(token)
+            mu_N, var_N = moments_of_one(gps.normal, t)
+            mu_A, var_A = moments_of_one(gps.anomaly, t)
+            margins.append(mu_A - mu_N)
+            normal.append(mu_N / (math.sqrt(var_N) + 1e-2))
+            anomaly.append(mu_A / (math.sqrt(var_A) + 1e-2))
+        top = max(margins)
+        mil.append(max(0.0, 0.7 - top) if label else max(0.0, top))
+        if label:
+            s = (np.array(margins) - np.mean(margins)) / (np.std(margins) + 1e-2)
+            a = np.exp(s) / np.exp(s).sum()
+            attract.append(-sum(w * e for w, e in zip(a, anomaly, strict=True)))
+        else:
+            compact += [-e for e in normal]
+    expected = WEIGHTS[0] * np.mean(mil)
+    expected += WEIGHTS[1] * np.mean(compact) if compact else 0
+    expected += WEIGHTS[2] * np.mean(attract) if attract else 0
+    assert float(found) == pytest.approx(float(expected), rel=1e-9)
+
+
+Captured = dict[str, Any]
+
+
+def captured(monkeypatch: pytest.MonkeyPatch, module: Any, run: Callable[[], object]) -> Captured:
+    """What a stage hands to the loop, which does not run."""
+    found: Captured = {}
+
+    def take(
+        name: str, fabric: Any, trained: Any, optimizer: Any, steps: int, factor: Any,
+        batch: Any, *rest: Any,
+    ) -> None:  # fmt: skip
+        found.update(module=trained, optimizer=optimizer, steps=steps, factor=factor, batch=batch)
+
+    monkeypatch.setattr(module, "run_stage", take)
+    run()
+    return found
+
+
+def images_of(manifest: Manifest, part: str | None, chosen: Settings) -> WeakDataset:
+    return WeakDataset(manifest.weak(part), chosen.input_size, chosen.data.white_level)
+
+
+def no_log(record: Mapping[str, Any]) -> None:
+    pass
+
+
+def test_dual_gp_optimiser_spares_inducing_values_and_stem(
+    surfaces: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = tiny_settings(
+        dual_gp={"learning_rate": 3e-5, "inducing_learning_rate": 7e-4, "weight_decay": 0.02,
+                 "no_separation": "flag", "steps": 11}
+    )  # fmt: skip
+    encoder = pretrained(chosen)
+    dataset = images_of(surfaces, None, chosen)
+    found = captured(monkeypatch, dual_gp, lambda: dual_gp.train_dual_gp(
+        dataset, encoder, chosen, new_fabric(), "", None, no_log, Quiet()))  # fmt: skip
+    trunk, inducing = found["optimizer"].param_groups
+    assert (trunk["lr"], trunk["weight_decay"]) == (3e-5, 0.02)
+    assert (inducing["lr"], inducing["weight_decay"]) == (7e-4, 0.0)
+    gps = found["module"].gps
+    values = [p for gp in (gps.normal, gps.anomaly) for p in (gp.m, gp.L)]
+    assert {id(p) for p in inducing["params"]} == {id(p) for p in values}
+    stem = {id(p) for module in encoder.stem() for p in module.parameters()}
+    projections = [id(p) for p in found["module"].projection.parameters()]
+    rest = {id(p) for p in encoder.parameters()} - stem
+    assert stem
+    assert projections
+    assert {id(p) for p in trunk["params"]} == rest | set(projections)
+    assert found["steps"] == 11
+    assert (found["factor"](0), found["factor"](11)) == (1, pytest.approx(0.05))
+
+    images, labels = found["batch"](0)
+    raw = torch.stack([dataset.input(i) for i in range(len(dataset))])
+    for image, label in zip(images, labels, strict=True):
+        # Jitter moves brightness and contrast, which leave the correlation with the original.
+        rows = torch.cat([image[None], raw]).mean(1).flatten(1)
+        nearest = int(torch.corrcoef(rows)[0, 1:].argmax())
+        assert bool(dataset.defective[nearest]) == bool(label)
+        assert not torch.equal(raw[nearest], image), "colour jitter is on"
+
+
+def test_jitter_of_brightness_is_one_factor_a_image_within_its_strength() -> None:
+    images = torch.rand(64, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * 0.8
+    factors = jittered(images, (0.12, 0, 0, 0), 0, 5) / images
+    spread = factors.flatten(1).amax(1) - factors.flatten(1).amin(1)
+    assert spread.max() < 1e-4
+    one = factors.flatten(1).mean(1)
+    assert 0.88 <= one.min() < 0.91
+    assert 1.09 < one.max() <= 1.12
+    assert torch.equal(jittered(images, (0, 0, 0, 0), 0, 5), images)
+
+
+def test_student_trains_on_good_images_with_its_rate_and_decay(
+    surfaces: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = tiny_settings(student={"steps": 9, "learning_rate": 2e-4, "weight_decay": 0.03,
+                                    "final_learning_rate": 1e-6, "batch_size": 3})  # fmt: skip
+    good = [s for s in surfaces.weak(None) if not s.defective]
+    dataset = WeakDataset(good, chosen.input_size, chosen.data.white_level)
+    teacher = pretrained(chosen)
+    found = captured(monkeypatch, student, lambda: student.train_student(
+        dataset, teacher, chosen, new_fabric(), "", None, no_log, Quiet()))  # fmt: skip
+    (group,) = found["optimizer"].param_groups
+    assert (group["lr"], group["weight_decay"]) == (2e-4, 0.03)
+    assert {id(p) for p in group["params"]} == {id(p) for p in found["module"].student.parameters()}
+    assert (found["factor"](0), found["factor"](9)) == (1, pytest.approx(1e-6 / 2e-4))
+    assert not any(p.requires_grad for p in teacher.parameters())
+    clean, corrupted, _ = found["batch"](0)
+    raw = teacher.normalise(torch.stack([dataset.input(i) for i in range(len(dataset))]))
+    assert all(any(torch.equal(image, r) for r in raw) for image in clean)
+    assert not torch.equal(clean, corrupted)
+    with pytest.raises(ValueError, match="good images only"):
+        student.train_student(
+            images_of(surfaces, None, chosen), teacher, chosen, new_fabric(), "", None,
+            no_log, Quiet(),
+        )  # fmt: skip
+
+
+def test_rates_fall_along_the_cosine_to_their_share() -> None:
+    rates: list[list[float]] = []
+    module = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(
+        [{"params": [module.weight], "lr": 1.0}, {"params": [module.bias], "lr": 0.1}]
+    )
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            rates.append([group["lr"] for group in optimizer.param_groups])
+            return self.inner(x).sum(), {}
+
+    run_stage("x", new_fabric(), Watched(), optimizer, 8, cosine(8, 0.05),
+              lambda step: (torch.ones(1, 1),), "", None, no_log, Quiet())  # fmt: skip
+    shares = [0.05 + 0.95 * (1 + math.cos(math.pi * step / 8)) / 2 for step in range(8)]
+    assert rates == [[pytest.approx(s), pytest.approx(0.1 * s)] for s in shares]
+    assert cosine(8, 0.05)(8) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("tail_pixels", [37, 10_000])
+def test_calibration_looks_at_good_images_alone(tail_pixels: int) -> None:
+    """Defective maps are absurd; statistics and tail of the good ones are NumPy's."""
+    generator = torch.Generator().manual_seed(1)
+    defective = torch.tensor([False, True, False, False, True])
+    dominance, residual = (torch.randn(5, 3, 4, generator=generator) for _ in range(2))
+    dominance[defective] = 1e6
+    residual[defective] = -1e6
+    pooled = torch.tensor([0.0, 2.0, 0.1, -0.2, 3.0])
+    size = (6, 8)
+    chosen = settings(
+        "paper", calibration={"tail_pixels": tail_pixels, "fusion_weight": 0.3}
+    ).calibration
+    evidence = [
+        Evidence(*(part[i : i + 1] for part in (dominance, residual, pooled))) for i in range(5)
+    ]
+    collected = CalibrationEvidence(evidence, defective, [size] * 5)
+    found = fit_calibration(collected, chosen)
+
+    up = [
+        functional.interpolate(
+            m[~defective][:, None], size=size, mode="bilinear", align_corners=False
+        )
+        .double()
+        .numpy()
+        .reshape(3, -1)
+        for m in (dominance, residual)
+    ]
+    for statistics, values in zip((found.dominance, found.residual), up, strict=True):
+        assert statistics.mean == pytest.approx(values.mean(), abs=1e-6)
+        assert statistics.std == pytest.approx(values.std(), rel=1e-5)
+    G, R = ((v - v.mean()) / (v.std() + 1e-6) for v in up)
+    U = (0.3 * G + 0.7 * R).ravel()
+    count = min(tail_pixels, U.size)
+    picked = np.sort([U[i * U.size // count] for i in range(count)])
+    np.testing.assert_allclose(found.tail.scores.numpy(), picked, atol=1e-4)
+    assert found.image.centre == pytest.approx(0.0), "the median of the good ones"
+    assert (found.fusion_weight, found.image_weight) == (0.3, pytest.approx(1 / 3))
+
+
+def test_dual_gp_takes_the_calibration_images_or_leaves_them(surfaces: Manifest) -> None:
+    """Seen: fit and calibration; held out: fit alone."""
+    manifest = split(hashed(surfaces), 0)
+    parts = {p: {s.image for s in manifest.of(p)} for p in ("fit", "calibration", "test")}
+    for images, expected in (
+        ("seen", parts["fit"] | parts["calibration"]),
+        ("held_out", parts["fit"]),
+    ):
+        chosen = tiny_settings(calibration={"pictures": images})
+        assert {s.image for s in dual_gp_samples(manifest.weak_split(), chosen)} == expected
+
+
+def test_a_state_of_other_weights_is_not_taken(tmp_path: Path) -> None:
+    """The stage's fingerprint holds what a weights file contains, not only its name."""
+    path = tmp_path / "model.safetensors"
+    chosen = settings(backbone={"weights": str(path)})
+    path.write_bytes(b"one")
+    first = fingerprint(chosen, "", "dual_gp")
+    path.write_bytes(b"two")
+    assert fingerprint(chosen, "", "dual_gp") != first
+
+
+def test_evidence_is_collected_in_order(surfaces: Manifest) -> None:
+    chosen = tiny_settings()
+    dataset = images_of(surfaces, None, chosen)
+
+    def network(images: Tensor) -> Evidence:
+        mean = images.mean((1, 2, 3))
+        return Evidence(mean[:, None, None], -mean[:, None, None], mean)
+
+    found = calibrate.collect_evidence(
+        network,  # type: ignore[arg-type]
+        dataset,
+        torch.device("cpu"),
+        Quiet(),
+    )
+    means = [float(dataset.input(i).mean()) for i in range(len(dataset))]
+    assert found.pooled.tolist() == pytest.approx(means, abs=1e-6)
+    assert torch.equal(found.defective, dataset.defective)
+    assert found.sizes == [(64, 64)] * len(dataset)

@@ -1,0 +1,147 @@
+"""Curves kept per image, and the bootstrap over groups, against metrics of copied images."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from cdgp.errors import DataError
+from cdgp.metrics.ranking import image_auroc, pixel_auroc
+from cdgp.metrics.regions import aupro
+from cdgp_bench.resampling import (
+    difference,
+    group_draws,
+    profile,
+    region_areas,
+    resampled,
+    weighted_metrics,
+)
+
+SIZES = ((20, 30), (14, 9), (25, 25), (8, 40), (16, 16), (12, 12))
+
+
+def images(seed: int, levels: int) -> tuple[list, list, list, list]:
+    """Maps of few or many levels; the third image has no mask, two are good."""
+    rng = np.random.default_rng(seed)
+    maps, masks = [], []
+    for index, size in enumerate(SIZES):
+        mask = np.zeros(size, bool)
+        if index < 4:
+            mask[2:5, 3:7] = True
+            mask[6, 1:3] = True
+        values = rng.normal(size=size) + mask
+        maps.append(np.round(values * levels) / levels)
+        masks.append(None if index == 2 else mask)
+    return maps, masks, list(rng.normal(size=6).round(1)), [True] * 4 + [False] * 2
+
+
+def copied(found: tuple[list, list, list, list], weights: np.ndarray) -> dict[str, float]:
+    """The exact metrics over images that stand there as often as they were drawn."""
+    times = weights.astype(int)
+    maps, masks, scores, labels = ([x for x, n in zip(v, times, strict=True) for _ in range(n)]
+                                   for v in found)  # fmt: skip
+    inside = [i for i, mask in enumerate(masks) if mask is not None]
+    pairs = [maps[i] for i in inside], [masks[i] for i in inside]
+    regions = aupro(*pairs)
+    return {
+        "image_auroc": image_auroc(scores, labels).value,
+        "pixel_auroc": pixel_auroc(*pairs).value,
+        "pixel_aupro_30": regions[0.3].value,
+        "pixel_aupro_05": regions[0.05].value,
+    }
+
+
+@pytest.mark.parametrize("levels", [10, 10**6])
+def test_weighted_metrics_are_those_of_copied_images(levels: int) -> None:
+    found = images(0, levels)
+    weights = np.array([[1, 1, 1, 1, 1, 1], [2, 0, 1, 0, 3, 1], [0, 1, 0, 2, 0, 4]], float)
+    told = weighted_metrics(profile(*found), weights)
+    for row, drawn in enumerate(weights):
+        exact = copied(found, drawn)
+        assert {k: told[k][row] for k in exact} == pytest.approx(exact, abs=1e-12)
+
+
+def test_many_scores_are_cut_close_to_the_exact_curve() -> None:
+    rng = np.random.default_rng(3)
+    mask = np.zeros((300, 300), bool)
+    mask[100:140, 50:90] = mask[200:203, 200:260] = True
+    maps = [rng.normal(size=mask.shape) + 1.5 * mask, rng.normal(size=mask.shape)]
+    found = maps, [mask, np.zeros_like(mask)], [1.0, 0.0], [True, False]
+    kept = profile(*found)
+    assert kept.normal.shape[1] < 3100
+    for weights in (np.array([1.0, 1.0]), np.array([1.0, 5.0])):
+        told = weighted_metrics(kept, weights[None])
+        exact = copied(found, weights)
+        assert {k: v[0] for k, v in told.items()} == pytest.approx(exact, abs=2.5e-4)
+
+
+def test_regions_average_to_aupro() -> None:
+    found = images(1, 10)
+    kept = profile(*found)
+    assert kept.area.tolist() == [12, 2] * 3
+    assert kept.image_of.tolist() == [0, 0, 1, 1, 3, 3]
+    exact = copied(found, np.ones(6))
+    assert region_areas(kept, 0.3).mean() == pytest.approx(exact["pixel_aupro_30"], abs=1e-12)
+
+
+def test_draws_take_whole_groups() -> None:
+    weights = group_draws(["a", "b", "a", "c"], 4000, seed=1)
+    assert (weights[:, 0] == weights[:, 2]).all()
+    assert (weights[:, [0, 1, 3]].sum(1) == 3).all()
+    # Of 27 ordered draws of three groups: none of a 8, one 12, two 6, three 1.
+    shares = np.bincount(weights[:, 0].astype(int)) / 4000
+    assert shares == pytest.approx(np.array([8, 12, 6, 1]) / 27, abs=0.03)
+
+
+def test_interval_against_all_draws() -> None:
+    found = [images(seed, 10) for seed in (5, 6)]
+    groups = list("abcdef")
+    kept = [profile(*one[:2], *found[0][2:]) for one in found]
+    # Every draw of six out of six groups, and how many of the 6^6 ordered ones it stands for.
+    drawn = [
+        np.bincount(d, minlength=6) for d in itertools.combinations_with_replacement(range(6), 6)
+    ]
+    times = [math.factorial(6) // math.prod(math.factorial(n) for n in d) for d in drawn]
+    assert sum(times) == 6**6
+    metrics = [weighted_metrics(k, np.array(drawn, float))["pixel_aupro_30"] for k in kept]
+    spread = np.repeat(metrics[0] - metrics[1], times)
+    exact = np.percentile(spread[~np.isnan(spread)], [2.5, 97.5])
+    weights = group_draws(groups, 40_000, seed=2)
+    told = difference(*(resampled(k, weights) for k in kept), "pixel_aupro_30")
+    assert told is not None
+    width = exact[1] - exact[0]
+    assert [told.low, told.high] == pytest.approx(exact.tolist(), abs=0.03 * width)
+    wider = np.nanpercentile(spread, [0.5, 99.5])
+    assert np.abs(wider - exact).max() > 0.06 * width  # so that one of 99 % would be seen
+    # Draws of good images and the one without a mask have no marked pixel, and are left out.
+    undefined = (weights[:, [0, 1, 3]].sum(1) == 0).sum()
+    assert told.draws == 40_000 - undefined < 40_000
+    first, second = (copied(f[:2] + found[0][2:], np.ones(6))["pixel_aupro_30"] for f in found)
+    assert told.value == pytest.approx(first - second, abs=1e-12)
+
+
+def test_a_method_against_itself_and_without_defects() -> None:
+    found = images(7, 10)
+    kept, weights = profile(*found), group_draws(list("aabbcc"), 200)
+    same = resampled(kept, weights)
+    assert {difference(same, same, metric)[:3] for metric in same.whole} == {(0, 0, 0)}
+    maps, _, scores, _ = found
+    good = profile(maps, [np.zeros(m.shape, bool) for m in maps], scores, [False] * 6)
+    same = resampled(good, weights)
+    assert {difference(same, same, metric) for metric in same.whole} == {None}
+
+
+def test_images_without_masks_have_image_metrics() -> None:
+    maps, _, scores, labels = images(9, 10)
+    told = weighted_metrics(profile(maps, [None] * 6, scores, labels), np.ones((1, 6)))
+    assert told["image_auroc"][0] == pytest.approx(image_auroc(scores, labels).value)
+    assert all(np.isnan(told[k][0]) for k in told if k != "image_auroc")
+
+
+def test_faults_are_told() -> None:
+    maps, masks, scores, labels = images(8, 10)
+    with pytest.raises(DataError, match="non-finite"):
+        profile([maps[0] * np.nan, *maps[1:]], masks, scores, labels)
+    with pytest.raises(DataError, match="one length"):
+        profile(maps, masks, scores[:-1], labels)

@@ -24,12 +24,11 @@ from torch import Tensor
 
 from cdgp import artifact
 from cdgp.artifact import Model
-from cdgp.data.images import digest, read_image, to_input
+from cdgp.data.images import read_image, to_input
 from cdgp.data.layouts import walk_images
-from cdgp.data.manifest import absolute, read_csv
-from cdgp.data.splits import subsample_evenly
+from cdgp.data.manifest import read_csv
 from cdgp.errors import DataError, ModelFileError, OutputError, SettingsError
-from cdgp.files import atomic_write
+from cdgp.files import absolute, atomic_write, digest, subsample_evenly
 from cdgp.inference import model_file
 from cdgp.method.backbone import STRIDES
 from cdgp.method.calibration import image_probability

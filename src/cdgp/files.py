@@ -1,18 +1,21 @@
 """Files that are whole or not there."""
 
+import hashlib
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from cdgp.errors import OutputError
+from cdgp.errors import ImageError, OutputError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -110,3 +113,24 @@ def write_text(path: Path, text: str, errors: str = "strict") -> None:
     """Write a UTF-8 text file whole, its line ends as they are."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors=errors, newline="")
+
+
+def absolute(path: Path) -> Path:
+    """The path made absolute and freed of `..`, symbolic links kept."""
+    return Path(os.path.normpath(path.absolute()))
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of the file's bytes, in hex."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ImageError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def subsample_evenly(items: Sequence[T], count: int) -> list[T]:
+    """At most ``count`` of the items, evenly spaced."""
+    if len(items) <= count:
+        return list(items)
+    return [items[i * len(items) // count] for i in range(count)]

@@ -16,8 +16,9 @@ from pathlib import Path
 from cdgp.data.images import image_size, read_mask
 from cdgp.data.layouts import images_in, mvtec_category, pair_masks
 from cdgp.data.layouts import load as load_folder
-from cdgp.data.manifest import Manifest, Sample, absolute
+from cdgp.data.manifest import Manifest, Sample
 from cdgp.errors import DataError
+from cdgp.files import absolute
 
 Counts = Mapping[str, tuple[int, int]]
 """(good, defective) by split, as ``Manifest.counts`` gives them."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from cdgp.data.images import digest
 from cdgp.data.manifest import WeakSplit
+from cdgp.files import digest
 from cdgp.presets import PresetName, Settings, merged, settings
 from cdgp.progress import Progress
 from cdgp_bench.methods import (

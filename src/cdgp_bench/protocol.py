@@ -12,11 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cdgp.data.images import digest
 from cdgp.data.manifest import Manifest, Sample, WeakSplit
 from cdgp.data.splits import check_leaks, hashed, split
 from cdgp.errors import DataError, LeakError
-from cdgp.files import write_text
+from cdgp.files import digest, write_text
 from cdgp.presets import DataSettings
 from cdgp.progress import Progress
 

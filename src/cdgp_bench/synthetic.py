@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy.ndimage import gaussian_filter
 
-from cdgp.data.manifest import Manifest, Sample, absolute
+from cdgp.data.manifest import Manifest, Sample
 from cdgp.errors import ImageError
+from cdgp.files import absolute
 
 VISIBLE = 0.04
 """A pixel is marked where any channel changed by more than this part of the full range."""

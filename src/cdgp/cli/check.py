@@ -59,9 +59,8 @@ def check(
     """
     from cdgp.audit import findings as auditing
     from cdgp.data.layouts import check_outside, load
-    from cdgp.data.manifest import absolute
     from cdgp.errors import DataError, SettingsError
-    from cdgp.files import write_text
+    from cdgp.files import absolute, write_text
     from cdgp.presets import DataSettings
     from cdgp.report.check import verdict, write_check
 

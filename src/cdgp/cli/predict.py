@@ -52,11 +52,9 @@ def predict(
 
       cdgp predict runs/parts new_images --out runs/parts-monday --resume
     """
-    from cdgp.data.images import digest
     from cdgp.data.layouts import walk_images
-    from cdgp.data.manifest import absolute
     from cdgp.errors import DataError, OutputError, SettingsError
-    from cdgp.files import RESULT_FOLDERS, check_not_replaced, remove_leftovers
+    from cdgp.files import RESULT_FOLDERS, absolute, check_not_replaced, digest, remove_leftovers
     from cdgp.inference import load, model_file
     from cdgp.ledger import LEDGER, Ledger, predict_into
 

@@ -204,15 +204,6 @@ def reason(error: ImageError, path: Path) -> str:
     return str(error).removeprefix(f"{path}: ")
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of the file's bytes, in hex."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ImageError(f"{path}: cannot be read: {error.strerror}") from error
-
-
 def pixel_digest(image: NDArray[np.float32]) -> str:
     """SHA-256, in hex, of the shape and the pixels rounded to 16 bits.
 

@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from cdgp.data.manifest import Manifest, Sample, absolute, read_csv
+from cdgp.data.manifest import Manifest, Sample, read_csv
 from cdgp.errors import DataError, OutputError
+from cdgp.files import absolute
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".jfif", ".jpe", ".bmp", ".tif", ".tiff", ".webp")
 MASK_ENDING = re.compile(r"_(mask|GT)(_?\d+)?$")

@@ -7,7 +7,6 @@ import csv
 import hashlib
 import io
 import json
-import os
 import re
 import unicodedata
 from collections import Counter
@@ -16,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cdgp.errors import DataError
-from cdgp.files import write_text
+from cdgp.files import absolute, write_text
 
 GOOD_WORDS = ("good", "normal", "ok", "pass", "0", "false")
 DEFECTIVE_WORDS = (
@@ -159,11 +158,6 @@ class Manifest:
             sample.sha256 or "",
             sample.pixel_sha256 or "",
         )
-
-
-def absolute(path: Path) -> Path:
-    """The path made absolute and freed of `..`, symbolic links kept."""
-    return Path(os.path.normpath(path.absolute()))
 
 
 def read_csv(path: Path, root: Path | None = None) -> Manifest:

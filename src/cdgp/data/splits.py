@@ -21,6 +21,7 @@ from sklearn.model_selection import StratifiedGroupKFold
 from cdgp.data import images
 from cdgp.data.manifest import Manifest, Sample
 from cdgp.errors import DataError, ImageError, LeakError, SettingsError
+from cdgp.files import digest
 
 T = TypeVar("T")
 SHOWN = 20
@@ -204,7 +205,7 @@ class _Group:
 
 def _hashed_sample(sample: Sample, white_level: int, look: Look | None) -> Sample:
     pixels, facts = images.read_with_facts(sample.image, white_level)
-    sha256, pixel_sha256 = images.digest(sample.image), images.pixel_digest(pixels)
+    sha256, pixel_sha256 = digest(sample.image), images.pixel_digest(pixels)
     if sample.sha256 not in (None, sha256):
         raise ImageError(
             f"{sample.image}: is not the file that the manifest was made with (its SHA-256 "
@@ -349,10 +350,3 @@ def _listed(lines: Iterable[str]) -> str:
     every = list(lines)
     shown = "".join(f"\n  {line}" for line in every[:SHOWN])
     return shown + (f"\n  and {len(every) - SHOWN} more" if len(every) > SHOWN else "")
-
-
-def subsample_evenly(items: Sequence[T], count: int) -> list[T]:
-    """At most ``count`` of the items, evenly spaced."""
-    if len(items) <= count:
-        return list(items)
-    return [items[i * len(items) // count] for i in range(count)]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.transforms import v2
 
-from cdgp.data.splits import subsample_evenly
 from cdgp.errors import NoSeparationError
+from cdgp.files import subsample_evenly
 from cdgp.method.backbone import Encoder
 from cdgp.method.gp import DualGP, SparseGP
 from cdgp.method.inducing import inducing_sets

@@ -19,11 +19,12 @@ from cdgp import artifact
 from cdgp.artifact import Decision, Model
 from cdgp.audit.findings import Audit, Looks, audit
 from cdgp.data import layouts
-from cdgp.data.manifest import Manifest, absolute
+from cdgp.data.manifest import Manifest
 from cdgp.data.splits import hashed, split
 from cdgp.errors import DataError, OutputError, SettingsError, TrainingError
 from cdgp.files import (
     RESULT_FOLDERS,
+    absolute,
     check_not_replaced,
     remove_leftovers,
     remove_results,

@@ -8,8 +8,8 @@ from typing import Any
 
 from lightning_fabric import Fabric
 
-from cdgp.data.images import digest
 from cdgp.data.manifest import WeakSample, WeakSplit
+from cdgp.files import digest
 from cdgp.method.backbone import Encoder, load_weights
 from cdgp.method.network import Network
 from cdgp.method.student import ReverseStudent

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from cdgp.data.images import digest
 from cdgp.data.manifest import WeakSplit
 from cdgp.errors import NotRunError
+from cdgp.files import digest
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress

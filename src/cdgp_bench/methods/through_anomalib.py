@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from cdgp.data.images import digest, read_image, to_input
+from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import WeakSample, WeakSplit
 from cdgp.errors import SettingsError, TrainingError
-from cdgp.files import atomic_write, save_tensors
+from cdgp.files import atomic_write, digest, save_tensors
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Advance, Progress, Quiet

@@ -27,7 +27,7 @@ from torch.nn import functional
 from torchvision.models.swin_transformer import SwinTransformerBlock
 
 from cdgp.data.manifest import WeakSplit
-from cdgp.data.splits import subsample_evenly
+from cdgp.files import subsample_evenly
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress

@@ -18,6 +18,7 @@ from tests.helpers import ROOT
 from cdgp.data import images, layouts, manifest, splits
 from cdgp.data.manifest import Manifest, Sample, WeakSample, read_csv
 from cdgp.errors import DataError, ImageError, LeakError, OutputError, SettingsError
+from cdgp.files import digest
 from cdgp_bench import synthetic
 
 SHARED = ROOT.parent / "shared"
@@ -316,7 +317,7 @@ def test_hashing_is_the_scan_before_training(tmp_path: Path) -> None:
     done = splits.hashed(made, progress=lambda: steps.append(1))
     assert len(steps) == 5
     for sample in done.samples:
-        assert sample.sha256 == images.digest(sample.image)
+        assert sample.sha256 == digest(sample.image)
         assert sample.pixel_sha256 == images.pixel_digest(images.read_image(sample.image))
     assert splits.hashed(done) == done
     put(done.samples[0].image, 99, (16, 12))

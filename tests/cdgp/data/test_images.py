@@ -17,6 +17,7 @@ from PIL import Image, ImageOps
 
 from cdgp.data import images
 from cdgp.errors import ImageError, SettingsError
+from cdgp.files import digest
 
 RNG = np.random.default_rng(0)
 GREY = RNG.integers(0, 256, (20, 30), np.uint8)
@@ -320,7 +321,7 @@ def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"gone\.png"):
         images.image_size(tmp_path / "gone.png")
     with pytest.raises(ImageError, match=r"gone\.png"):
-        images.digest(tmp_path / "gone.png")
+        digest(tmp_path / "gone.png")
 
 
 def test_a_format_that_is_not_ours(tmp_path: Path) -> None:
@@ -411,7 +412,7 @@ def test_digests(tmp_path: Path) -> None:
     a = save(tmp_path / "a.png", GREY)
     b = save(tmp_path / "b.png", GREY, dpi=(72, 72))
     deep = save(tmp_path / "c.png", GREY.astype(np.uint16) * 257)
-    assert images.digest(a) == hashlib.sha256(a.read_bytes()).hexdigest() != images.digest(b)
+    assert digest(a) == hashlib.sha256(a.read_bytes()).hexdigest() != digest(b)
     pixels = {images.pixel_digest(images.read_image(path)) for path in (a, b, deep)}
     assert len(pixels) == 1
     image = images.read_image(a)

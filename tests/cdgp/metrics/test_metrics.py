@@ -393,7 +393,7 @@ def test_case_of_ties_and_oddities(tmp_path):
         for key in found.keys() & values.keys():
             assert_near(found[key], values[key], key)
 
-    pooled = expected.pop("pooled tied+hand_as_two_images")
+    pooled = expected.pop("pooled tied+hand_as_two_pictures")
     for name, value in expected.pop("image_auroc").items():
         scores, labels = arrays[f"img_{name}"]
         assert_near(image_auroc(scores, labels).value, value, name)

@@ -19,8 +19,9 @@ from tests.helpers import Interrupting, assert_same, tiny_settings, weights_of
 from cdgp import artifact
 from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import Manifest, WeakSample
-from cdgp.data.splits import hashed, split, subsample_evenly
+from cdgp.data.splits import hashed, split
 from cdgp.errors import DataError, NoSeparationError, OutputError, SettingsError
+from cdgp.files import subsample_evenly
 from cdgp.method.calibration import upsample
 from cdgp.method.student import residual_map, residuals
 from cdgp.metrics.ranking import pixel_auroc

@@ -32,7 +32,8 @@ from cdgp.files import absolute, atomic_write, digest, subsample_evenly
 from cdgp.inference import model_file
 from cdgp.method.backbone import STRIDES
 from cdgp.method.calibration import image_probability
-from cdgp.method.graph import InferenceGraph, Outputs
+from cdgp.method.graph import InferenceGraph
+from cdgp.method.network import Outputs
 from cdgp.metrics.ranking import image_auroc
 from cdgp.progress import Advance, Progress
 from cdgp.runtimes import (

@@ -12,7 +12,8 @@ from scipy import ndimage
 from cdgp import artifact
 from cdgp.data.images import MIN_SIDE, read_image, to_input
 from cdgp.errors import ImageError, ModelFileError, SettingsError
-from cdgp.method.calibration import image_probability, upsample
+from cdgp.method.calibration import image_probability
+from cdgp.method.resize import upsample
 from cdgp.presets import Settings
 from cdgp.runtimes import (
     EXPORTED,

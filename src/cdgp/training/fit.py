@@ -17,10 +17,11 @@ import torch
 
 from cdgp import artifact
 from cdgp.artifact import Decision, Model
-from cdgp.audit.findings import Audit, Looks, audit
+from cdgp.audit.findings import Audit, audit
 from cdgp.data import layouts
 from cdgp.data.manifest import Manifest
-from cdgp.data.splits import hashed, split
+from cdgp.data.scan import check_readable, scan
+from cdgp.data.splits import split
 from cdgp.errors import DataError, OutputError, SettingsError, TrainingError
 from cdgp.files import (
     RESULT_FOLDERS,
@@ -273,16 +274,16 @@ def prepare_manifest(
         manifest = data
     else:
         manifest = layouts.load(Path(data), settings.data.good, settings.data.defective)
-    looks = Looks()
     with progress.phase("Reading images", len(manifest.samples)) as advance:
-        manifest = hashed(manifest, advance, settings.data.white_level, looks.add)
+        found = scan(manifest, settings.data.white_level, advance)
+    check_readable(found)
     chosen = settings.data
     held_out = settings.calibration.pictures == "held_out"
     divided = split(
-        manifest, settings.seed, chosen.test_fraction, chosen.calibration_fraction,
+        found.manifest, settings.seed, chosen.test_fraction, chosen.calibration_fraction,
         needed=("fit", "calibration") if held_out else ("fit",),
     )  # fmt: skip
-    return divided, audit(manifest, looks, chosen.white_level)
+    return divided, audit(found, chosen.white_level)
 
 
 def check_calibration(manifest: Manifest, settings: Settings) -> None:

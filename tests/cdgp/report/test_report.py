@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
+from tests.helpers import WHITE
 
 from cdgp.data.images import read_image
 from cdgp.evaluation import ScoredImage, image_metrics, pixel_metrics
@@ -56,7 +57,7 @@ class StubDetector:
         )
 
     def predict(self, path):
-        return predicted(read_image(path).max(axis=2) * 10)
+        return predicted(read_image(path, WHITE).max(axis=2) * 10)
 
 
 def predicted(surprisal, score=0.9):

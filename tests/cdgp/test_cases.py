@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.helpers import (
+    ROOT,
     SHARED,
     WHITE,
     audited,
@@ -423,7 +424,7 @@ def test_metrics_with_ties(cases: Path) -> None:
         [arrays[f"mask_{n}"].astype(bool) for n in ("tied", "hand")],
         ["tied", "hand"],
     )
-    truth = expected["pooled tied+hand_as_two_images"]
+    truth = expected["pooled tied+hand_as_two_pictures"]
     assert pooled["pixel_aupro_30"] == pytest.approx(truth["aupro_030"], abs=1e-6)
     assert pooled["pixel_auroc"] == pytest.approx(truth["pixel_auroc"], abs=1e-6)
     for name, value in expected["image_auroc"].items():
@@ -461,7 +462,7 @@ def test_training_needs_no_main_guard(cases: Path, tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     script.write_text(
         "import multiprocessing\nmultiprocessing.set_start_method('spawn')\n"
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "import cdgp\nfrom tests.helpers import tiny_settings\n"
         f"data = {str(cases / 'run-seed-workers/a')!r}\n"
         "print(cdgp.fit(data, None, tiny_settings()).separation)\n"
@@ -536,7 +537,9 @@ def test_exported_numbers(cases: Path, tiny_run: Run, tmp_path: Path, suffix: st
     assert float(swapped.abs().max()) > 1e-2
     rows = torch.stack([
         torch.nn.functional.interpolate(
-            torch.from_numpy(images.read_image(p, WHITE)).permute(2, 0, 1)[None], size, mode="bilinear"
+            torch.from_numpy(images.read_image(p, WHITE)).permute(2, 0, 1)[None],
+            size,
+            mode="bilinear",
         )[0]
         for p in paths
     ])  # fmt: skip

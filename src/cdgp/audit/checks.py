@@ -1,4 +1,4 @@
-"""The single checks of a data set: files, masks, shortcuts, balance, and what training refuses."""
+"""The single checks of a data set: files, masks, shortcuts, balance, and the split."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -218,7 +218,7 @@ def _least_budget(manifest: Manifest, good: int) -> Finding:
 
 
 def unusable_split(manifest: Manifest) -> Iterable[Finding]:
-    """What training would refuse of the labels and splits."""
+    """An error where training could not use the labels and splits."""
     data = DataSettings()
     try:
         split(manifest, 0, data.test_fraction, data.calibration_fraction, needed=("fit",))

@@ -121,7 +121,7 @@ def read_mask(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
     MVTec LOCO, {0, 256} in 16 bits, palettes and red on black count every marked pixel.
 
     Arguments:
-        path: A mask file in any format and depth that `read_image` knows.
+        path: A mask file in any format and depth that `read_image` reads.
         size: (height, width) of the upright image that the mask belongs to.
 
     Returns:

@@ -7,9 +7,7 @@ from pathlib import Path
 from tests.helpers import audited, load_folder, save_image, surface, two_bins
 from typer.testing import CliRunner, Result
 
-from cdgp.audit.findings import Finding
 from cdgp.cli.main import app
-from cdgp.report.check import verdict
 
 
 def cdgp(*arguments: object) -> Result:
@@ -42,13 +40,6 @@ def test_exit_codes_json_and_page(tmp_path: Path) -> None:
     page = (out / "check.html").read_text()
     assert "<i>x" not in page and "&lt;i&gt;x.jpg" in page and page.count("data:image/jpeg") == 2
     assert "Not shown: is not a JPEG" in page
-
-
-def test_verdicts() -> None:
-    assert verdict([]) == "Clean: nothing was found."
-    note = Finding("few", "note", "few")
-    assert verdict([note, note]) == "Usable: 2 notes."
-    assert verdict([Finding("x", "error", "x"), note]).startswith("Unusable as it is: 1 error")
 
 
 def test_names_of_odd_bytes_reach_json_and_page(tmp_path: Path) -> None:

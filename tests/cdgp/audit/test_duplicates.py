@@ -36,7 +36,7 @@ def kinds(found: Audit) -> dict[str, Finding]:
 
 
 def test_near_duplicates_are_those_of_brute_force(tmp_path: Path) -> None:
-    """Copies with more and more noise, shifts and brightness: found where they correlate."""
+    """Images with more and more noise, shifts and brightness: found where they correlate."""
     two_bins(tmp_path)
     base, rng = surface(0).astype(float), np.random.default_rng(1)
     for i, strength in enumerate((0, 1, 2, 4, 8, 16, 32, 64)):
@@ -62,8 +62,8 @@ def test_near_duplicates_are_those_of_brute_force(tmp_path: Path) -> None:
     linked = {frozenset(pair) for pair in true}
     for a, b in found_pairs - true:
         assert any({frozenset((a, c)), frozenset((c, b))} <= linked for c in names), (a, b)
-    copies = {("good/03.png", "good/jpeg.jpg"), ("good/05.png", "good/larger.png")}
-    assert copies <= found_pairs
+    expected = {("good/03.png", "good/jpeg.jpg"), ("good/05.png", "good/larger.png")}
+    assert expected <= found_pairs
     assert not any("shift" in name for pair in found_pairs for name in pair)
     assert kinds(found)["near_duplicates"].severity == "warning"
 
@@ -107,8 +107,8 @@ def test_groups_are_joined_with_clusters(tmp_path: Path) -> None:
     assert set(groups) == set(named) and len(set(groups.values())) == 1
 
 
-def test_parts_in_a_fixture_are_no_copies(tmp_path: Path) -> None:
-    """Where nearly all images look alike, copies cannot be found_pairs, and nobody is warned."""
+def test_parts_in_a_fixture_are_no_duplicates(tmp_path: Path) -> None:
+    """Where nearly all images look alike, duplicates cannot be found, and there is no warning."""
     base = surface(0).astype(float)
     for i in range(30):
         noisy = base + np.random.default_rng(i).normal(0, 2, base.shape)
@@ -130,7 +130,7 @@ def test_flat_images_are_near_nothing(tmp_path: Path) -> None:
     assert audited(load_folder(tmp_path)).near == ()
 
 
-def test_copies_across_labels_and_stated_splits(tmp_path: Path) -> None:
+def test_duplicates_across_labels_and_stated_splits(tmp_path: Path) -> None:
     for part in ("train", "test"):
         two_bins(tmp_path / part)
     for i in range(18):

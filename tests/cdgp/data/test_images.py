@@ -452,7 +452,7 @@ def test_colours_keep_their_channel() -> None:
     assert images.to_input(image, (8, 8)).mean((1, 2)).tolist() == [1, 0, 0]
 
 
-def test_the_data_door_needs_no_torch() -> None:
+def test_reading_images_needs_no_torch() -> None:
     code = (
         "import sys, cdgp.data.images, cdgp.data.manifest, cdgp.data.layouts, cdgp.data.splits; "
         "print('torch' in sys.modules)"

@@ -57,8 +57,10 @@ def check(
 
       cdgp check parts --groups parts/manifest.csv
     """
-    from cdgp.audit import findings as auditing
+    from cdgp.audit.duplicates import grouped
+    from cdgp.audit.findings import audit
     from cdgp.data.layouts import check_outside, load
+    from cdgp.data.scan import scan
     from cdgp.errors import DataError, SettingsError
     from cdgp.files import absolute, write_text
     from cdgp.presets import DataSettings
@@ -80,7 +82,7 @@ def check(
     if groups is not None and absolute(groups) in read:
         raise SettingsError(f"--groups {groups}: is read here; choose another file")
     with bars(quiet).phase("Reading images", len(manifest.samples)) as advance:
-        found = auditing.check(manifest, white, advance, notes)
+        found = audit(scan(manifest, white, advance), white, notes)
     show(found)
     if out_folder is not None:
         write_text(files[0], json.dumps(found.record(), indent=1) + "\n")
@@ -88,8 +90,7 @@ def check(
         write_check(files[1], f"Check of {data.name}", found, paths, white)
         say(f"page: {files[1]}")
     if groups is not None:
-        grouped = auditing.grouped(manifest, found)
-        replace(grouped, root=groups.resolve().parent).write_csv(groups)
+        replace(grouped(manifest, found), root=groups.resolve().parent).write_csv(groups)
         say(f"manifest with groups: {groups}")
     say(verdict(found.findings))
     if found.of("error"):

@@ -52,7 +52,8 @@ def evaluate(
     """
     from cdgp.data.layouts import check_outside
     from cdgp.data.layouts import load as load_manifest
-    from cdgp.data.splits import check_leaks, hashed
+    from cdgp.data.scan import digested
+    from cdgp.data.splits import check_leaks
     from cdgp.evaluation import evaluate as evaluate_samples
     from cdgp.inference import load
 
@@ -71,7 +72,7 @@ def evaluate(
     unread = [s for s, known in zip(table.samples, is_known, strict=True) if not known]
     with progress.phase("Reading images", len(unread)) as advance:
         # All that cannot be used is told before the first image is scored.
-        read = hashed(replace(table, samples=tuple(unread)), advance, data.white_level)
+        read = digested(replace(table, samples=tuple(unread)), data.white_level, advance)
     table = replace(table, samples=(*read.samples, *known_ones))
     if table.of("test"):
         check_leaks(table)

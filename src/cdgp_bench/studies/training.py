@@ -97,7 +97,7 @@ def one(data: Path, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     chosen = settings("lite")
     fabric = new_fabric()
-    manifest = layouts.load(data)
+    manifest = layouts.load(data, chosen.data.good, chosen.data.defective)
     images = {}
     for label, count in ((False, GOOD), (True, DEFECTIVE)):
         samples = [s for s in manifest.samples if s.defective == label]

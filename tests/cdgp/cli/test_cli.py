@@ -145,7 +145,7 @@ def test_what_is_odd_is_told_before_training(
     monkeypatch.setattr("cdgp.training.fit.train", stop)
     result = cdgp("train", tmp_path / "parts", "--out", tmp_path / "run", "--quiet")
     assert result.exit_code == 130
-    assert any("brightness alone tells good from defective" in line for line in told), told
+    assert any("brightness alone distinguishes good" in line for line in told), told
     kinds = {f["kind"] for f in json.loads((tmp_path / "run/check.json").read_text())["findings"]}
     assert "shortcut" in kinds
 

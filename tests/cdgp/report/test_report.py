@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
+from tests.helpers import WHITE
 
 from cdgp.data.images import read_image
 from cdgp.evaluation import ScoredImage, image_metrics, pixel_metrics
@@ -56,7 +57,7 @@ class StubDetector:
         )
 
     def predict(self, path):
-        return predicted(read_image(path).max(axis=2) * 10)
+        return predicted(read_image(path, WHITE).max(axis=2) * 10)
 
 
 def predicted(surprisal, score=0.9):
@@ -467,7 +468,7 @@ def test_missing_and_broken_images_are_told_and_skipped(tmp_path):
     rows[1].path.write_bytes(b"")
     page = write(tmp_path, rows, None).page
     assert page.text.count("Not shown: there is no such file.") == 2  # once a gallery
-    assert page.text.count("Not shown: is empty (0 bytes).") == 2
+    assert page.text.count("Not shown: is empty (0 bytes); copy it again.") == 2
     assert len(page.all("img", "src")) == 2 * 2
 
 

@@ -7,7 +7,8 @@ import torch
 from tests.helpers import tiny_settings
 
 from cdgp.data.manifest import Manifest
-from cdgp.training.fit import Run, fit
+from cdgp.workflows import Run
+from cdgp.workflows import train_run as fit
 from cdgp_bench.synthetic import make_dataset
 
 if TYPE_CHECKING:

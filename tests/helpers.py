@@ -12,7 +12,7 @@ from cdgp.method.gp import DualGP, SparseGP
 from cdgp.method.kernels import Kernel, linear
 from cdgp.presets import Settings, settings
 from cdgp.progress import Advance, Quiet
-from cdgp.training.fit import Run
+from cdgp.workflows import Run
 
 if TYPE_CHECKING:
     from cdgp_bench.methods import MethodOptions

@@ -29,8 +29,9 @@ from cdgp.inference import load, resized
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import read_settings
 from cdgp.progress import Quiet
-from cdgp.training.fit import Run, fit
 from cdgp.training.stages import pretrained
+from cdgp.workflows import Run
+from cdgp.workflows import train_run as fit
 from cdgp_bench import datasets
 
 pytestmark = pytest.mark.shared

@@ -10,7 +10,7 @@ from scipy import ndimage
 import cdgp
 from cdgp.errors import ImageError
 from cdgp.inference import as_image, find_regions
-from cdgp.training.fit import Run
+from cdgp.workflows import Run
 
 
 @pytest.mark.parametrize("size", [(96, 40), (40, 96), (64, 64), (63, 97), (8, 300)])

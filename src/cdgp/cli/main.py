@@ -1,11 +1,10 @@
-"""The command line. Commands import what they need when they run, so that help comes at once."""
+"""The command line; commands import what they need when they run, so that help is fast."""
 
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
-from cdgp.cli.bench_latency import bench_latency
-from cdgp.cli.benchmark import benchmark
 from cdgp.cli.check import check
 from cdgp.cli.common import INTERRUPTED, escape_unprintable, say
 from cdgp.cli.demo import demo
@@ -14,12 +13,15 @@ from cdgp.cli.export import export
 from cdgp.cli.predict import predict
 from cdgp.cli.train import train
 
+COMMANDS = "cdgp.commands"
+"""Entry-point group of further commands, as ``cdgp_bench`` has them: name = "module:function"."""
+
 app = typer.Typer(
     name="cdgp",
     help="Defect detection and localisation learnt from two bins of images, good and defective.",
     epilog="Start with: cdgp demo. Then: cdgp train FOLDER --out runs/mine",
     no_args_is_help=True,
-    rich_markup_mode=None,  # plain help: the boxes would triple the time that help takes
+    rich_markup_mode=None,  # with boxes, help would take three times as long
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -30,11 +32,12 @@ app.command()(predict)
 app.command()(evaluate)
 app.command()(export)
 app.command()(demo)
-app.command()(benchmark)
-app.command()(bench_latency)
+for entry in entry_points(group=COMMANDS):
+    app.command(entry.name)(entry.load())
 
 
 def show_version(wanted: bool) -> None:
+    """Print the version and exit."""
     if wanted:
         from importlib.metadata import version
 
@@ -56,7 +59,7 @@ def run() -> None:
     escape_unprintable()
     try:
         app()
-    except KeyboardInterrupt:  # before the command itself could tell
+    except KeyboardInterrupt:  # before the command handles it
         raise SystemExit(INTERRUPTED) from None
 
 

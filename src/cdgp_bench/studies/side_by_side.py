@@ -368,7 +368,7 @@ def make_inputs(folder: Path) -> None:
 
     from cdgp.data.images import read_image, to_input
     from cdgp.presets import settings
-    from cdgp.training.fit import fit
+    from cdgp.workflows import train_run as fit
     from cdgp_bench.synthetic import make_dataset
 
     if (folder / "input.npy").exists() and (folder / "run" / "model.safetensors").exists():

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from cdgp.cli.main import app
 from cdgp.data.manifest import Manifest
 from cdgp.progress import Bars
-from cdgp.training.fit import Run
+from cdgp.workflows import Run
 
 TINY = [
     "--input-size", "64x64", "--set", "dual_gp.steps=2", "--set", "dual_gp.batch_size=4",

@@ -35,7 +35,8 @@ from cdgp.method.tokens import TokenProjection
 from cdgp.presets import InferenceSettings
 from cdgp.runtimes import TorchRuntime
 from cdgp.training.dataset import WeakDataset
-from cdgp.training.fit import Run, check_inference
+from cdgp.training.fit import check_inference
+from cdgp.workflows import Run
 
 LITE = "tf_efficientnet_lite0"
 

@@ -30,9 +30,10 @@ from cdgp.runtimes import TorchRuntime
 from cdgp.training import calibrate, dual_gp, loop, student
 from cdgp.training.calibrate import CalibrationEvidence, fit_calibration
 from cdgp.training.dataset import WeakDataset, seeded
-from cdgp.training.fit import Run, fit
 from cdgp.training.loop import new_fabric
 from cdgp.training.stages import fingerprint, new_images, pretrained, shared_parts
+from cdgp.workflows import Run
+from cdgp.workflows import train_run as fit
 from cdgp_bench.plan import read_plan
 from cdgp_bench.synthetic import make_surface
 

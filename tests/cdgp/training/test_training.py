@@ -29,9 +29,10 @@ from cdgp.presets import settings
 from cdgp.progress import Quiet
 from cdgp.training import dual_gp, loop
 from cdgp.training.dataset import WeakDataset, shuffled_stream
-from cdgp.training.fit import Run, fit
 from cdgp.training.loop import new_fabric
 from cdgp.training.stages import student_stage
+from cdgp.workflows import Run
+from cdgp.workflows import train_run as fit
 from cdgp_bench.synthetic import make_dataset, plant_defect
 
 

@@ -1,13 +1,18 @@
 """What several test files share."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
+from typer.testing import CliRunner, Result
 
+from cdgp.cli.main import app
 from cdgp.method.gp import DualGP, SparseGP
 from cdgp.method.kernels import Kernel, linear
 from cdgp.presets import Settings, settings
@@ -20,6 +25,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
 JITTER = 1e-3
+TINY_OPTIONS = [
+    "--input-size", "64x64", "--set", "dual_gp.steps=2", "--set", "dual_gp.batch_size=4",
+    "--set", "dual_gp.no_separation=flag", "--set", "student.steps=2",
+    "--set", "student.batch_size=2", "--set", "inducing.normal=8", "--set", "inducing.anomaly=4",
+    "--quiet",
+]  # fmt: skip
+"""Options of ``cdgp train`` for a few steps."""
 
 
 def tiny_settings(**changes: object) -> Settings:
@@ -39,9 +51,6 @@ def tiny_options(method: str, folder: Path) -> "MethodOptions | None":
 
     ``None`` where it has none.
     """
-    import numpy as np
-    from PIL import Image
-
     from cdgp_bench.grid import METHODS
 
     known = METHODS[method].options
@@ -67,6 +76,29 @@ def tiny_options(method: str, folder: Path) -> "MethodOptions | None":
             torch.save(EfficientAdModel(384).teacher.state_dict(), folder / "teacher.pth")
         changes["teacher"] = str(folder / "teacher.pth")
     return known["lite"].model_copy(update=changes)
+
+
+def cdgp(*arguments: object) -> Result:
+    """Run a command of the command line."""
+    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "100"})
+
+
+def plain(result: Result) -> str:
+    """Output and errors as one line of words, so that wrapping does not matter."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", result.output).split())
+
+
+def noise_image(path: Path, size: tuple[int, int] = (40, 40), seed: int = 0) -> Path:
+    """Write an image of noise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 255, (*size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def snapshot(folder: Path) -> dict[Path, bytes]:
+    """The content of every file below a folder."""
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 class Interrupting(Quiet):

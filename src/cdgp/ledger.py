@@ -183,6 +183,6 @@ class Ledger:
             yield
         except sqlite3.Error as error:
             raise OutputError(
-                f"{self.path}: cannot be used: {error}; repair that and resume, or start again with "
-                "--overwrite"
+                f"{self.path}: cannot be used: {error}; repair that and resume, or start again "
+                "with --overwrite"
             ) from error

@@ -56,11 +56,12 @@ def tiny_options(method: str, folder: Path) -> "MethodOptions | None":
     known = METHODS[method].options
     if not known:
         return None
-    changes: dict[str, object] = {
+    of_methods: dict[str, dict[str, object]] = {
         "patchcore": {"coreset": 0.1}, "rd4ad": {"epochs": 2}, "draem": {"most_steps": 1},
         "efficientad": {"steps": 2}, "supersimplenet": {"most_steps": 4, "batch": 4},
         "weakrest": {"steps": 4, "batch": 4, "memory": 50},
-    }.get(method, {})  # fmt: skip
+    }  # fmt: skip
+    changes = of_methods.get(method, {})
     if method in ("draem", "efficientad"):
         images = folder / "auxiliary" / "things"
         images.mkdir(parents=True, exist_ok=True)

@@ -1,20 +1,25 @@
 """The command line; commands import what they need when they run, so that help is fast."""
 
-from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
 from cdgp.cli.check import check
-from cdgp.cli.common import INTERRUPTED, escape_unprintable, say
+from cdgp.cli.common import INTERRUPTED, escape_unprintable, handle_errors, say
 from cdgp.cli.demo import demo
 from cdgp.cli.evaluate import evaluate
 from cdgp.cli.export import export
 from cdgp.cli.predict import predict
 from cdgp.cli.train import train
+from cdgp.errors import SettingsError
 
 COMMANDS = "cdgp.commands"
-"""Entry-point group of further commands, as ``cdgp_bench`` has them: name = "module:function"."""
+"""Entry-point group of the commands that other packages have: name = "module:function"."""
+FURTHER = {
+    "benchmark": "Compare methods, controls and settings on data sets (cdgp_bench).",
+    "bench-latency": "Measure latency, throughput, memory and cold start (cdgp_bench).",
+}
+"""Those commands, and what help says of them; only a call looks for the entry point."""
 
 app = typer.Typer(
     name="cdgp",
@@ -32,8 +37,28 @@ app.command()(predict)
 app.command()(evaluate)
 app.command()(export)
 app.command()(demo)
-for entry in entry_points(group=COMMANDS):
-    app.command(entry.name)(entry.load())
+
+
+def add_further(app: typer.Typer, name: str, summary: str) -> None:
+    """Add a command of another package; all its arguments are passed on."""
+    passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+    @app.command(name, help=summary, context_settings=passed_on, add_help_option=False)
+    @handle_errors
+    def command(context: typer.Context) -> None:
+        from importlib.metadata import entry_points
+
+        found = entry_points(group=COMMANDS, name=name)
+        if not found:
+            raise SettingsError(f"{name}: is not installed here; pip install 'cdgp[bench]'")
+        own = typer.Typer(add_completion=False, rich_markup_mode=None)
+        own.command(name)(found[name].load())
+        code = own(context.args, prog_name=f"cdgp {name}", standalone_mode=False)
+        raise typer.Exit(code or 0)
+
+
+for name, summary in FURTHER.items():
+    add_further(app, name, summary)
 
 
 def show_version(wanted: bool) -> None:

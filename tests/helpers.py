@@ -17,9 +17,9 @@ from cdgp.method.gp import DualGP, SparseGP
 from cdgp.method.kernels import Kernel, linear
 from cdgp.presets import Settings, settings
 from cdgp.progress import Advance, Quiet
-from cdgp.workflows import Run
 
 if TYPE_CHECKING:
+    from cdgp.workflows import Run
     from cdgp_bench.methods import MethodOptions
 
 ROOT = Path(__file__).parents[1]
@@ -127,7 +127,7 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
         torch.testing.assert_close(value, b[key], atol=1e-6, rtol=0, msg=key)
 
 
-def weights_of(run: Run) -> dict[str, torch.Tensor]:
+def weights_of(run: "Run") -> dict[str, torch.Tensor]:
     return run.detector.model.network.state_dict()
 
 
@@ -136,7 +136,7 @@ def random_gp(
 ) -> SparseGP:
     """A GP with random m and random lower-triangular L of the given scale."""
     generator = torch.Generator().manual_seed(seed)
-    gp = SparseGP(Z, kernel, jitter).requires_grad_(False)
+    gp = SparseGP(Z, kernel, jitter, 0.0, 1.0).requires_grad_(False)
     M = len(Z)
     gp.m.copy_(torch.randn(M, generator=generator, dtype=torch.float64))
     gp.L.copy_(scale * torch.randn(M, M, generator=generator, dtype=torch.float64).tril())
@@ -150,6 +150,13 @@ def random_pair(
     normal = random_gp(unit_tokens(32, dim, seed, dtype), kernel, seed + 1, scale)
     anomaly = random_gp(unit_tokens(16, dim, seed + 2, dtype), kernel, seed + 3, scale)
     return DualGP(normal, anomaly)
+
+
+def sparse_gps(pair: DualGP) -> tuple[SparseGP, SparseGP]:
+    """The normal and the anomaly GP of a pair, as what they are."""
+    assert isinstance(pair.normal, SparseGP)
+    assert isinstance(pair.anomaly, SparseGP)
+    return pair.normal, pair.anomaly
 
 
 def unit_tokens(count: int, dim: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -31,7 +31,8 @@ from cdgp.errors import DataError, ModelFileError, OutputError, SettingsError
 from cdgp.files import absolute, atomic_write, digest, subsample_evenly
 from cdgp.method.backbone import STRIDES
 from cdgp.method.calibration import image_probability
-from cdgp.method.graph import InferenceGraph, Outputs
+from cdgp.method.graph import InferenceGraph
+from cdgp.method.network import Outputs
 from cdgp.metrics.ranking import image_auroc
 from cdgp.progress import Advance, Progress
 from cdgp.run_folder import MANIFEST, model_file

@@ -12,8 +12,9 @@ from scipy import ndimage
 from cdgp import artifact
 from cdgp.data.images import MIN_SIDE, read_image, to_input
 from cdgp.errors import ImageError, ModelFileError, SettingsError
-from cdgp.method.calibration import image_probability, upsample
+from cdgp.method.calibration import image_probability
 from cdgp.method.graph import Outputs
+from cdgp.method.resize import upsample
 from cdgp.presets import Settings
 from cdgp.run_folder import model_file
 from cdgp.runtimes import EXPORTED, Card, Runtime, TorchRuntime, card_of, from_metadata
@@ -174,8 +175,6 @@ class Detector:
 
 def resize_map(values: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
     """A map (h, w) at another (height, width), bilinear; unchanged where it has that size."""
-    if values.shape == tuple(size):
-        return values
     found: NDArray[np.float32] = upsample(torch.from_numpy(values)[None], size)[0].numpy()
     return found
 

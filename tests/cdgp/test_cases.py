@@ -24,10 +24,10 @@ from cdgp.data.manifest import Manifest, read_csv
 from cdgp.errors import CdgpError, DataError, ImageError, LeakError, ModelFileError, SettingsError
 from cdgp.evaluation import pixel_metrics, true_mask
 from cdgp.inference import load, resize_map
+from cdgp.method.build import pretrained_encoder
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import read_settings
 from cdgp.progress import Quiet
-from cdgp.training.stages import pretrained
 from cdgp.workflows import Run
 from cdgp.workflows import train_run as fit
 from cdgp.workflows.evaluate import score_samples
@@ -334,7 +334,7 @@ def test_mislabelled(cases: Path) -> None:
     case = cases / "data-mislabelled"
     before = {p: p.read_bytes() for p in case.rglob("*.png")}
     manifest = splits.split(splits.hashed(layouts.load(case)), 0)
-    found = suspects(manifest, pretrained(tiny_settings()), tiny_settings(), Quiet())
+    found = suspects(manifest, pretrained_encoder(tiny_settings()), tiny_settings(), Quiet())
     assert len(found) == 16
     good = [Path(s.name).stem for s in found if not s.defective]
     defective = [Path(s.name).stem for s in found if s.defective]

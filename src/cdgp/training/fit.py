@@ -1,34 +1,25 @@
-"""From a split manifest to a trained model: order of the stages, calibration, threshold."""
+"""From a split manifest to a calibrated model: the order of the stages."""
 
 import math
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, NamedTuple
 
 from cdgp.artifact import Decision, Model
 from cdgp.data.manifest import Manifest
 from cdgp.errors import SettingsError, TrainingError
-from cdgp.method.calibration import image_probability
+from cdgp.method.build import assemble
+from cdgp.method.calibration import Calibration, image_probability
 from cdgp.method.graph import EvidenceGraph
-from cdgp.method.network import Calibration
 from cdgp.metrics.reliability import false_reject_threshold
 from cdgp.presets import DecisionSettings, InferenceSettings, Settings
-from cdgp.progress import Progress
 from cdgp.runtimes import TorchRuntime
 from cdgp.training.calibrate import CalibrationEvidence, collect_evidence, fit_calibration
-from cdgp.training.dataset import WeakDataset
-from cdgp.training.loop import new_fabric
-from cdgp.training.stages import (
-    Log,
-    assemble,
-    dual_gp_stage,
-    new_images,
-    student_stage,
-)
+from cdgp.training.context import TrainingContext, stage_key
+from cdgp.training.dataset import WeakDataset, new_inputs
+from cdgp.training.dual_gp import dual_gp_samples, train_dual_gp
+from cdgp.training.student import train_student
 
 WITHOUT_BOUND = (
     "The training is kept: --resume with --set calibration.pictures=held_out in place of "
@@ -42,46 +33,60 @@ MOST_MOVED = 0.01
 """Most that a probability may move in another precision or mode than float32, eager."""
 
 
-def train(
-    manifest: Manifest,
-    settings: Settings,
-    states: Path | None,
-    log: Log,
-    progress: Progress,
-) -> tuple[Model, float]:
-    """Both trained stages and the calibration; returns the model and its separation."""
-    fabric = new_fabric()
+class TrainedModel(NamedTuple):
+    """What training leaves."""
+
+    model: Model
+    separation: float
+    """AUROC of the pooled mean margin over training images."""
+
+
+def train(manifest: Manifest, settings: Settings, context: TrainingContext) -> TrainedModel:
+    """Both trained stages and the calibration.
+
+    Each image is decoded once for all stages, as long as the inputs fit into memory.
+
+    Raises:
+        TrainingError: see ``cdgp.errors``.
+        SettingsError: a false-reject bound that the calibration cannot give.
+    """
     data = manifest.weak_split()
-    dual = dual_gp_stage(data, settings, fabric, states, log, progress)
-    teacher, student = student_stage(data, settings, fabric, states, log, progress)
-    network = assemble(dual, teacher, student, settings).to(fabric.device)
-    dataset = new_images(data.calibration, settings)
-    # By the graph that predicts: a good image at the threshold stays on its good side.
-    graph = EvidenceGraph(network).to(fabric.device)
-    collected = collect_evidence(graph, dataset, fabric.device, progress)
+    inputs, device = new_inputs(settings), context.fabric.device
+    dual = train_dual_gp(
+        WeakDataset(dual_gp_samples(data, settings), inputs),
+        settings,
+        context,
+        stage_key(settings, data.sha256, "dual_gp"),
+    )
+    good = WeakDataset([s for s in data.fit if not s.defective], inputs)
+    key = stage_key(settings, data.good_fit_sha256, "student")
+    teacher, student, _ = train_student(good, settings, context, key)
+    network = assemble(dual.encoder, dual.projection, dual.gps, teacher, student, settings)
+    graph = EvidenceGraph(network).to(device)
+    dataset = WeakDataset(data.calibration, inputs)
+    collected = collect_evidence(graph, dataset, context.progress)
     calibration = fit_calibration(collected, settings.calibration)
     if not manifest.has_calibration:
         calibration = noted(calibration, WITHOUT_CALIBRATION)
-    log({"stage": "calibration", "slope": calibration.image.slope,
-         "intercept": calibration.image.intercept, "notes": calibration.image.notes})  # fmt: skip
+    image = calibration.image
+    context.log({"stage": "calibration", "slope": image.slope, "intercept": image.intercept,
+                 "notes": image.notes})  # fmt: skip
     decision = decide(collected, calibration, settings.decision)
     made = provenance(manifest, dual.separation)
     model = Model(network, calibration, decision, settings, made)
-    if fabric.device.type == "cuda" and settings.inference != InferenceSettings():
-        fast = TorchRuntime(model, fabric.device, settings.inference)
-        made["inference"] = check_inference(fast, model, dataset, fabric.device)
-    return model, dual.separation
+    if device.type == "cuda" and settings.inference != InferenceSettings():
+        fast = TorchRuntime(model, device, settings.inference)
+        made["inference"] = check_inference(fast, model, dataset)
+    return TrainedModel(model, dual.separation)
 
 
-def check_inference(
-    fast: TorchRuntime, model: Model, dataset: WeakDataset, device: torch.device
-) -> dict[str, float]:
+def check_inference(fast: TorchRuntime, model: Model, dataset: WeakDataset) -> dict[str, float]:
     """How far another precision or mode is from float32 on the calibration images.
 
     Raises:
         TrainingError: a probability moves by more than ``MOST_MOVED``, or a decision changes.
     """
-    plain = TorchRuntime(model, device)
+    plain = TorchRuntime(model, fast.device)
     moved = {"fused": 0.0, "pooled": 0.0, "pred_score": 0.0}
     changed = 0
     for index in range(len(dataset)):

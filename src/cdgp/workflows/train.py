@@ -16,15 +16,15 @@ from cdgp.data.splits import hashed, split
 from cdgp.evaluation import ScoredImage
 from cdgp.files import shortened, write_text
 from cdgp.inference import Detector
+from cdgp.method.build import pretrained_encoder
 from cdgp.presets import Settings
 from cdgp.presets import settings as preset_settings
 from cdgp.progress import Progress, Quiet
 from cdgp.report.galleries import shown_suspects
 from cdgp.report.html import TrainingFacts
 from cdgp.report.results import ResultFiles
+from cdgp.training.context import new_context
 from cdgp.training.fit import check_calibration, train
-from cdgp.training.loop import json_log
-from cdgp.training.stages import pretrained
 from cdgp.workflows.evaluate import score_samples
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def train_run(
     for finding in audit.of("warning"):  # before the long work, so that it can be stopped
         log.warning("%s: %s", manifest.root, finding.text)
     if folder is None:
-        model = train(manifest, settings, None, json_log(None), progress)[0]
+        model = train(manifest, settings, new_context(None, None, progress)).model
     else:
         model = _train_into(folder, manifest, audit, settings, resume, progress)
     return _evaluate_test(model, manifest, audit, folder, save_maps, progress)
@@ -145,15 +145,15 @@ def _train_into(
         if finished is not None:
             return finished
     else:
-        pretrained(settings)  # weights that cannot be loaded must not cost the earlier run
+        pretrained_encoder(settings)  # weights that cannot be loaded must not cost the earlier run
         run_folder.clear(folder)
     write_text(folder / run_folder.CONFIG, settings.model_dump_json(indent=2) + "\n")
     # Names relative to the run's folder, so that the file can be read where it lies.
     replace(manifest, root=folder.resolve()).write_csv(folder / run_folder.MANIFEST)
     write_text(folder / run_folder.CHECK, json.dumps(audit.record(), indent=1) + "\n")
-    record = json_log(folder / run_folder.LOG)
-    record({"stage": "start", "manifest_sha256": manifest.sha256, "resumed": resume})
-    model = train(manifest, settings, folder / run_folder.CHECKPOINTS, record, progress)[0]
+    context = new_context(folder / run_folder.CHECKPOINTS, folder / run_folder.LOG, progress)
+    context.log({"stage": "start", "manifest_sha256": manifest.sha256, "resumed": resume})
+    model = train(manifest, settings, context).model
     artifact.save(place, model)
     run_folder.remove_checkpoints(folder)
     return model

@@ -1,6 +1,7 @@
 """What several test files share."""
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +13,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from typer.testing import CliRunner, Result
 
 from cdgp.audit.findings import Audit, audit
+from cdgp.cli.main import app
 from cdgp.data import layouts, scan, splits
 from cdgp.data.manifest import Manifest
 from cdgp.errors import CdgpError, DataError
@@ -24,7 +27,7 @@ from cdgp.progress import Advance, Quiet
 from cdgp_bench.synthetic import make_surface
 
 if TYPE_CHECKING:
-    from cdgp.training.fit import Run
+    from cdgp.workflows import Run
     from cdgp_bench.methods import MethodOptions
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +35,13 @@ SHARED = ROOT.parent / "shared"
 JITTER = 1e-3
 DATA = DataSettings()
 WHITE = DATA.white_level
+TINY_OPTIONS = [
+    "--input-size", "64x64", "--set", "dual_gp.steps=2", "--set", "dual_gp.batch_size=4",
+    "--set", "dual_gp.no_separation=flag", "--set", "student.steps=2",
+    "--set", "student.batch_size=2", "--set", "inducing.normal=8", "--set", "inducing.anomaly=4",
+    "--quiet",
+]  # fmt: skip
+"""Options of ``cdgp train`` for a few steps."""
 
 
 def tiny_settings(**changes: object) -> Settings:
@@ -77,6 +87,29 @@ def tiny_options(method: str, folder: Path) -> "MethodOptions | None":
             torch.save(EfficientAdModel(384).teacher.state_dict(), folder / "teacher.pth")
         changes["teacher"] = str(folder / "teacher.pth")
     return known["lite"].model_copy(update=changes)
+
+
+def cdgp(*arguments: object) -> Result:
+    """Run a command of the command line."""
+    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "100"})
+
+
+def plain(result: Result) -> str:
+    """Output and errors as one line of words, so that wrapping does not matter."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", result.output).split())
+
+
+def noise_image(path: Path, size: tuple[int, int] = (40, 40), seed: int = 0) -> Path:
+    """Write an image of noise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 255, (*size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def snapshot(folder: Path) -> dict[Path, bytes]:
+    """The content of every file below a folder."""
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 class Interrupting(Quiet):
@@ -147,11 +180,6 @@ def save_image(path: Path, values: NDArray[Any], **options: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(values).save(path, **options)
     return path
-
-
-def noise_image(path: Path, seed: int = 0, size: tuple[int, int] = (12, 10)) -> Path:
-    """A grey image of noise."""
-    return save_image(path, np.random.default_rng(seed).integers(0, 256, size, np.uint8))
 
 
 def surface(seed: int, size: tuple[int, int] = (60, 64)) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""The faults that users of such tools reported: one test for each of the cases in ../shared."""
+"""The faults that users of such tools reported: a test for each of the cases in ../shared."""
 
 import csv
 import hashlib
@@ -19,27 +19,28 @@ from tests.helpers import (
     SHARED,
     WHITE,
     audited,
+    cdgp,
     digested,
     divided,
     load_folder,
     tiny_settings,
 )
-from typer.testing import CliRunner, Result
 
 from cdgp import artifact
 from cdgp.audit.findings import Audit
 from cdgp.audit.suspects import suspects
-from cdgp.cli.main import app
 from cdgp.data import images, splits
 from cdgp.data.manifest import Manifest, read_csv
 from cdgp.errors import CdgpError, DataError, ImageError, LeakError, ModelFileError, SettingsError
-from cdgp.evaluation import evaluate, pixel_metrics, true_mask
-from cdgp.inference import load, resized
+from cdgp.evaluation import pixel_metrics, true_mask
+from cdgp.inference import load, resize_map
+from cdgp.method.build import pretrained_encoder
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import read_settings
 from cdgp.progress import Quiet
-from cdgp.training.fit import Run, fit
-from cdgp.training.stages import pretrained
+from cdgp.workflows import Run
+from cdgp.workflows import train_run as fit
+from cdgp.workflows.evaluate import score_samples
 from cdgp_bench import datasets
 
 pytestmark = pytest.mark.shared
@@ -65,10 +66,6 @@ def facts(case: Path) -> dict[str, Any]:
     found = json.loads((case / "case.json").read_text("utf-8"))["facts"]
     assert isinstance(found, dict)
     return found
-
-
-def cdgp(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "100"})
 
 
 def kinds(found: Audit) -> dict[str, tuple[tuple[str, ...], ...]]:
@@ -218,8 +215,8 @@ def test_junk(cases: Path, caplog: pytest.LogCaptureFixture) -> None:
     case = cases / "path-ext-junk"
     found = load_folder(case)
     assert found.counts() == {"unsplit": (facts(case)["n_good"], facts(case)["n_defective"])}
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1 and "entries are not used" in told[0]
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == 1 and "entries are not used" in warned[0]
     assert not any("copy" in kind for kind in kinds(audited(found)))
 
 
@@ -284,7 +281,7 @@ def test_masks_paired_by_name(cases: Path, caplog: pytest.LogCaptureFixture) -> 
 def test_empty_masks_of_defective_images(cases: Path, tiny_run: Run, kind: str) -> None:
     case = cases / "mask-empty-defective" / kind
     manifest = load_folder(case)
-    _, metrics = evaluate(tiny_run.detector, manifest, manifest.samples, Quiet())
+    _, metrics = score_samples(tiny_run.detector, manifest, manifest.samples, None, Quiet())
     assert metrics["image_auroc"] is not None
     found, notes = kinds(audited(manifest)), metrics["notes"]
     if kind == "mixed":
@@ -347,7 +344,7 @@ def test_mislabelled(cases: Path) -> None:
     case = cases / "data-mislabelled"
     before = {p: p.read_bytes() for p in case.rglob("*.png")}
     manifest = divided(digested(load_folder(case)), 0)
-    found = suspects(manifest, pretrained(tiny_settings()), tiny_settings(), Quiet())
+    found = suspects(manifest, pretrained_encoder(tiny_settings()), tiny_settings(), Quiet())
     assert len(found) == 16
     good = [Path(s.name).stem for s in found if not s.defective]
     defective = [Path(s.name).stem for s in found if s.defective]
@@ -373,7 +370,7 @@ def test_mixed_sizes(cases: Path, model: Path, tmp_path: Path) -> None:
         assert np.load(tmp_path / f"a/maps/{name}.png.npy").shape == (height, width)
         mask = images.read_mask(case / f"masks/{name}.png", (height, width))
         reduced = images.to_input(np.repeat(mask[..., None], 3, 2).astype("f4"), (64, 64))[0]
-        back = resized(reduced.numpy(), (height, width)) > 0.5
+        back = resize_map(reduced.numpy(), (height, width)) > 0.5
         assert (back & mask).sum() / (back | mask).sum() > 0.6
         # Nothing is cropped: the border takes part in what the network sees.
         image = images.read_image(case / f"defective/{name}.png", WHITE)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cdgp.training.stages import pretrained
 from tests.helpers import ROOT, WHITE, digested, tiny_options, tiny_settings
 
 from cdgp.data.images import read_image, to_input
@@ -13,7 +14,6 @@ from cdgp.method.gp import DualGP
 from cdgp.presets import DataSettings, Settings, merged
 from cdgp.progress import Quiet
 from cdgp.training.dual_gp import new_control
-from cdgp.training.stages import pretrained
 from cdgp_bench.controls import HeteroscedasticHead, LinearHead
 from cdgp_bench.grid import EXPERIMENTS, METHODS, Line, fit, line_settings
 from cdgp_bench.methods import cdgp, classifier

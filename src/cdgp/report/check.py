@@ -16,7 +16,7 @@ from cdgp.audit.findings import Audit, Finding
 from cdgp.data.images import read_image, reason
 from cdgp.errors import ImageError
 from cdgp.files import printable, write_text
-from cdgp.report.html import jpeg, link, template
+from cdgp.report.page import jpeg, link, template
 
 GROUPS = 12
 """Groups of a finding that are shown."""

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from cdgp.training.stages import assemble, dual_gp_stage, fingerprint, student_stage
 from PIL import Image
 
 from cdgp.data.images import read_image, to_input
@@ -30,7 +31,7 @@ from cdgp.data.layouts import load
 from cdgp.data.manifest import Manifest, WeakSample
 from cdgp.data.scan import digested
 from cdgp.data.splits import split
-from cdgp.inference import resized
+from cdgp.inference import resize_map
 from cdgp.method.calibration import upsample
 from cdgp.method.network import Evidence, calibrated, reconstruction_residual
 from cdgp.metrics.ranking import image_auroc, pixel_auroc
@@ -41,7 +42,6 @@ from cdgp.progress import Bars
 from cdgp.training.calibrate import CalibrationEvidence, collect_evidence, fit_calibration
 from cdgp.training.dataset import WeakDataset
 from cdgp.training.loop import new_fabric
-from cdgp.training.stages import assemble, dual_gp_stage, fingerprint, student_stage
 from cdgp_bench.methods import Fit, classifier, mil_topk, padim, supersimplenet
 from cdgp_bench.run import read_rows
 from cdgp_bench.synthetic import plant_defect
@@ -255,7 +255,7 @@ def bag_row(screening: Screening, fit: Fit, rate: float) -> dict[str, float | No
         fitted = fit(manifest.weak_split(), s, Path(folder), Bars())
         scores = [f.image_score for f in fitted.score([c.image for c in calibration])]
         planted = saved(native, Path(folder))
-        maps = [resized(f.anomaly_map, f.size) for f in fitted.score(planted)]
+        maps = [resize_map(f.anomaly_map, f.size) for f in fitted.score(planted)]
     ranking = image_auroc(scores, [c.defective for c in calibration]).value
     return {"calibration_image_auroc": ranking, **planted_metrics(maps, masks)}
 
@@ -274,7 +274,7 @@ def student_row(
     """The student on good fit images, its residual ranked on planted defects."""
     s = preset("lite", seed=screening.seed, input_size=size, student={"learning_rate": rate})
     residuals = residuals_of(screening.native, screening.manifest, s, states)
-    maps = [resized(r, m.shape) for r, m in zip(residuals, screening.masks, strict=True)]
+    maps = [resize_map(r, m.shape) for r, m in zip(residuals, screening.masks, strict=True)]
     return {"calibration_image_auroc": None, "input_size": size, "steps": s.student.steps,
             **planted_metrics(maps, screening.masks)}  # fmt: skip
 
@@ -327,7 +327,9 @@ def standardised(
 ) -> list[np.ndarray]:
     """Maps at their masks' sizes, in standard deviations from the mean of the usual ones."""
     mean, spread = np.mean(usual), np.std(usual)
-    return [resized((m - mean) / spread, mask.shape) for m, mask in zip(maps, masks, strict=True)]
+    return [
+        resize_map((m - mean) / spread, mask.shape) for m, mask in zip(maps, masks, strict=True)
+    ]
 
 
 def localisation(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cdgp.training.stages import pretrained
 
 from cdgp.audit import duplicates
 from cdgp.audit import suspects as crossfit
@@ -28,7 +29,6 @@ from cdgp.data.manifest import Manifest
 from cdgp.data.scan import THUMBNAIL, digested, scan
 from cdgp.presets import DataSettings, settings
 from cdgp.progress import Bars
-from cdgp.training.stages import pretrained
 from cdgp_bench.measure.complexity import machine
 from cdgp_bench.run import write_rows
 

@@ -34,7 +34,7 @@ from cdgp.errors import CdgpError
 from cdgp.presets import PRESETS, DataSettings, read_settings
 from cdgp.presets import settings as preset
 from cdgp.progress import Quiet
-from cdgp.training.fit import fit
+from cdgp.workflows import train_run as fit
 
 DATA = DataSettings()
 Door = Callable[[bytes], object]

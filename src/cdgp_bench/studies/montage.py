@@ -18,7 +18,7 @@ import numpy as np
 from cdgp.data.images import read_image
 from cdgp.data.manifest import Sample
 from cdgp.errors import CdgpError
-from cdgp.inference import resized
+from cdgp.inference import resize_map
 from cdgp.presets import DataSettings
 from cdgp.progress import Bars
 from cdgp_bench.grid import METHODS
@@ -53,7 +53,7 @@ def main() -> None:
             chosen = shown.setdefault(key, examples(prepared[key]))
             fitted = cell.fit(prepared[key].weak, arguments.states / cell.dataset, progress)
             columns[key][cell.line.method] = [
-                resized(scored.anomaly_map, scored.size)
+                resize_map(scored.anomaly_map, scored.size)
                 for scored in fitted.score([s.image for s in chosen])
             ]
     for key, maps in columns.items():

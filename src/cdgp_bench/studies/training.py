@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cdgp.training.stages import pretrained
 
 from cdgp.data import layouts
 from cdgp.data.manifest import WeakSample
@@ -31,7 +32,6 @@ from cdgp.progress import Advance, Quiet
 from cdgp.training.dataset import WeakDataset
 from cdgp.training.dual_gp import DualGPTraining, train_dual_gp
 from cdgp.training.loop import new_fabric
-from cdgp.training.stages import pretrained
 from cdgp.training.student import StudentTraining, train_student
 from cdgp_bench.measure.complexity import machine
 

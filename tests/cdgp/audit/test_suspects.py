@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from tests.helpers import digested, divided, load_folder, tiny_settings, two_bins
 
 from cdgp.audit import suspects
+from cdgp.method.build import pretrained_encoder
 from cdgp.progress import Quiet
-from cdgp.training.stages import pretrained
 
 
 def test_probabilities_come_from_folds_without_the_group() -> None:
@@ -51,7 +51,7 @@ def test_a_group_that_holds_all_of_a_class_leaves_no_folds() -> None:
 
 def test_suspects_need_two_groups_of_a_class(tmp_path: Path) -> None:
     manifest = digested(load_folder(two_bins(tmp_path, good=5, defective=1)))
-    encoder = pretrained(tiny_settings())
+    encoder = pretrained_encoder(tiny_settings())
     assert suspects.suspects(manifest, encoder, tiny_settings(), Quiet()) == []
 
 
@@ -76,5 +76,5 @@ def test_no_mask_reaches_the_suspects(tmp_path: Path, monkeypatch: pytest.Monkey
         return np.random.default_rng(0).normal(size=(len(samples), 4))
 
     monkeypatch.setattr(suspects, "pooled_features", features)
-    suspects.suspects(manifest, pretrained(tiny_settings()), tiny_settings(), Quiet())
+    suspects.suspects(manifest, pretrained_encoder(tiny_settings()), tiny_settings(), Quiet())
     assert len(seen) == 18 and {type(s).__name__ for s in seen} == {"WeakSample"}

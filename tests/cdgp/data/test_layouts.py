@@ -26,9 +26,9 @@ def test_folders_with_masks_paired_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for i, name in enumerate(["good/a.png", "good/sub/b.JPG", "defective/scratch/000.png"]):
-        noise_image(tmp_path / name, i)
+        noise_image(tmp_path / name, seed=i)
     for i, name in enumerate(["001.PNG", "002.tif", "x/003.bmp", "ü.png"]):
-        noise_image(tmp_path / "defective" / unicodedata.normalize("NFD", name), i)
+        noise_image(tmp_path / "defective" / unicodedata.normalize("NFD", name), seed=i)
     for name in ["scratch/000_mask.png", "002_GT.bmp", "x/003.png", "010_mask.png", "ü.png"]:
         noise_image(tmp_path / "masks" / name)
     with caplog.at_level(logging.WARNING):
@@ -62,7 +62,7 @@ def test_junk_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     for i, name in enumerate(
         [*names, ".nb/f.png", "@eaDir/f.png/t.jpg", "__MACOSX/f.png", "._f.png"]
     ):
-        noise_image(tmp_path / "good" / name, i)
+        noise_image(tmp_path / "good" / name, seed=i)
     for name in ("Thumbs.db", "desktop.ini", ".DS_Store", "f.png.bak", "notes.txt"):
         (tmp_path / "good" / name).write_bytes(b"junk")
     noise_image(tmp_path / "elsewhere/g.png")

@@ -16,7 +16,7 @@ from cdgp.errors import OutputError
 def table(folder: Path, text: str, name: str = "manifest.csv", encoding: str = "utf-8") -> Path:
     """A CSV beside two good and one defective image: a.png, b.png, d.png."""
     for seed, image in enumerate(("a.png", "b.png", "d.png")):
-        noise_image(folder / image, seed)
+        noise_image(folder / image, seed=seed)
     (folder / name).write_bytes(text.encode(encoding))
     return folder / name
 
@@ -121,11 +121,11 @@ def test_accents_find_each_other(tmp_path: Path, on_disk: str, written: str) -> 
 
 def full_manifest(folder: Path) -> Manifest:
     a, d, mask = (
-        noise_image(folder / "a.png", 1),
-        noise_image(folder / 'd,"ü".png', 2),
-        noise_image(folder / "m.png", 3),
+        noise_image(folder / "a.png", seed=1),
+        noise_image(folder / 'd,"ü".png', seed=2),
+        noise_image(folder / "m.png", seed=3),
     )
-    outside = noise_image(folder.parent / "outside.png", 4)
+    outside = noise_image(folder.parent / "outside.png", seed=4)
     return Manifest(
         folder,
         (

@@ -26,7 +26,7 @@ def test_digests_are_added_and_checked(tmp_path: Path) -> None:
         assert sample.sha256 == digest(sample.image)
         assert sample.pixel_sha256 == images.pixel_digest(images.read_image(sample.image, WHITE))
     assert digested(done) == done
-    noise_image(done.samples[0].image, 99, (16, 12))
+    noise_image(done.samples[0].image, (16, 12), 99)
     raised(lambda: digested(done), "1 of 5", "SHA-256 differs")
 
 

@@ -34,7 +34,8 @@ from cdgp.method.tokens import TokenProjection
 from cdgp.presets import InferenceSettings
 from cdgp.runtimes import TorchRuntime
 from cdgp.training.dataset import WeakDataset, new_inputs
-from cdgp.training.fit import Run, check_inference
+from cdgp.training.fit import check_inference
+from cdgp.workflows import Run
 
 LITE = "tf_efficientnet_lite0"
 

@@ -33,7 +33,8 @@ from cdgp.training import calibrate, dual_gp, loop, student
 from cdgp.training.calibrate import CalibrationEvidence, fit_calibration
 from cdgp.training.context import new_context, shared_parts, stage_key
 from cdgp.training.dataset import InputCache, WeakDataset, new_inputs
-from cdgp.training.fit import Run, fit
+from cdgp.workflows import Run
+from cdgp.workflows import train_run as fit
 from cdgp_bench.plan import read_plan
 from cdgp_bench.synthetic import make_surface
 

@@ -37,8 +37,9 @@ from cdgp.progress import Quiet
 from cdgp.training import dual_gp, loop
 from cdgp.training.context import new_context
 from cdgp.training.dataset import InputCache, WeakDataset, new_inputs, shuffled_stream
-from cdgp.training.fit import Run, fit
 from cdgp.training.student import train_student
+from cdgp.workflows import Run
+from cdgp.workflows import train_run as fit
 from cdgp_bench.synthetic import make_dataset, plant_defect
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cdgp.training.stages import pretrained
 from PIL import Image
 from tests.helpers import WHITE, digested, tiny_options, tiny_settings
 
@@ -16,7 +17,6 @@ from cdgp.errors import NotRunError, SettingsError
 from cdgp.presets import DataSettings
 from cdgp.progress import Quiet
 from cdgp.training.dataset import WeakDataset
-from cdgp.training.stages import pretrained
 from cdgp_bench.formats import Table, TableRow, marks
 from cdgp_bench.grid import METHODS, Line, line_settings
 from cdgp_bench.methods import draem, efficientad, padim, patchcore, rd4ad, weakrest

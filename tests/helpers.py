@@ -12,6 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from scipy import ndimage
 from torch import Tensor
 from typer.testing import CliRunner, Result
 
@@ -233,3 +234,18 @@ def raised(call: Callable[[], object], *words: str, error: type[CdgpError] = Dat
     message = str(caught.value)
     assert all(word in message for word in words), message
     return message
+
+
+def random_maps(
+    seed: int, levels: int | None, dtype: type = np.float64
+) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """Four maps of different sizes, quantised when `levels` is given; the last has no defect."""
+    rng = np.random.default_rng(seed)
+    maps: list[NDArray[Any]] = []
+    masks: list[NDArray[Any]] = []
+    for size in [(9, 14), (1, 20), (13, 6), (8, 8)]:
+        mask = ndimage.binary_dilation(rng.random(size) < 0.06) & (len(maps) < 3)
+        values = rng.normal(size=size) + mask
+        maps.append((np.round(values * levels) / levels if levels else values).astype(dtype))
+        masks.append(mask)
+    return maps, masks

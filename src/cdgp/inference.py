@@ -14,14 +14,9 @@ from cdgp.data.images import MIN_SIDE, read_image, to_input
 from cdgp.errors import ImageError, ModelFileError, SettingsError
 from cdgp.method.calibration import image_probability, upsample
 from cdgp.presets import Settings
-from cdgp.runtimes import (
-    EXPORTED,
-    Card,
-    Runtime,
-    TorchRuntime,
-    card_of,
-    from_metadata,
-)
+from cdgp.runtimes import EXPORTED, Runtime, open_exported
+from cdgp.runtimes.card import Card, card_of
+from cdgp.runtimes.torch import TorchRuntime
 
 MAX_REGIONS = 100
 """At most so many regions an image are reported, the highest peaks first."""
@@ -180,10 +175,7 @@ def load(path: str | Path, threads: int | None = None) -> Detector:
         raise SettingsError(f"threads = {threads}: at least one is needed")
     path = Path(path)
     if path.suffix in EXPORTED:
-        if not path.is_file():
-            raise ModelFileError(f"{path}: no such model file")
-        runtime = EXPORTED[path.suffix](path, threads)
-        return Detector(from_metadata(runtime.metadata, str(path)), runtime)
+        return Detector(*open_exported(path, threads))
     if threads is not None:
         torch.set_num_threads(threads)
     return Detector.of(artifact.load(model_file(path)))

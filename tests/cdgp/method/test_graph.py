@@ -33,7 +33,7 @@ from cdgp.method.network import Network, calibrated
 from cdgp.method.student import ReverseStudent
 from cdgp.method.tokens import TokenProjection
 from cdgp.presets import InferenceSettings
-from cdgp.runtimes import TorchRuntime
+from cdgp.runtimes.torch import TorchRuntime
 from cdgp.training.dataset import WeakDataset
 from cdgp.training.fit import Run, check_inference
 
@@ -284,10 +284,10 @@ def test_inference_is_checked_before_the_model_is_written(tiny_run: Run) -> None
     samples = tiny_run.manifest.weak_split().calibration
     images = WeakDataset(samples, model.settings.input_size, 65535)
     fast = TorchRuntime(model, cpu, InferenceSettings(precision="bfloat16"))
-    told = check_inference(fast, model, images, cpu)
+    told = check_inference(fast, model, images)
     assert told["fused"] > 1e-4 and told["decisions_changed"] == 0
     fast.graph.calibration = model.calibration._replace(
         image=model.calibration.image._replace(intercept=model.calibration.image.intercept + 1)
     )
     with pytest.raises(TrainingError, match=r"bfloat16.*--resume"):
-        check_inference(fast, model, images, cpu)
+        check_inference(fast, model, images)

@@ -26,7 +26,7 @@ from cdgp.method.calibration import image_probability
 from cdgp.method.network import Evidence
 from cdgp.presets import Settings, settings_from_json
 from cdgp.progress import Quiet
-from cdgp.runtimes import TorchRuntime
+from cdgp.runtimes.torch import TorchRuntime
 from cdgp.training import calibrate, dual_gp, loop, student
 from cdgp.training.calibrate import CalibrationEvidence, fit_calibration
 from cdgp.training.dataset import WeakDataset, seeded

@@ -1,0 +1,104 @@
+"""The inference graph in torch: on CPU or GPU, in any precision and mode, whole or by windows."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cdgp.artifact import Model
+from cdgp.method.graph import EvidenceGraph, InferenceGraph, Outputs
+from cdgp.method.tiles import outputs_of, tiled_evidence
+from cdgp.presets import InferenceSettings
+
+WARM_UP_RUNS = 3
+"""Runs before a CUDA graph is recorded: libraries plan and take their memory in them."""
+
+
+class _Recording(NamedTuple):
+    """A CUDA graph, and the memory that it reads from and writes to."""
+
+    graph: torch.cuda.CUDAGraph
+    images: Tensor
+    outputs: Outputs
+
+
+class TorchRuntime:
+    """The inference graph in torch.
+
+    Args:
+        model: a trained model.
+        device: where it runs.
+        inference: precision and mode; float32 and eager where None.
+    """
+
+    name = "torch"
+
+    def __init__(
+        self, model: Model, device: torch.device, inference: InferenceSettings | None = None
+    ) -> None:
+        self.device = device
+        self.inference = inference or InferenceSettings()
+        precision = getattr(torch, self.inference.precision)
+        self.graph = InferenceGraph(EvidenceGraph(model.network, precision), model.calibration)
+        self.graph.to(device)
+        self._run: Callable[[Tensor], Outputs] = self.graph
+        if self.inference.mode == "compiled":
+            self._run = torch.compile(self.graph)
+        self._recordings: dict[torch.Size, _Recording] = {}
+
+    @torch.inference_mode()
+    def run(self, images: Tensor) -> Outputs:
+        """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores, all on the CPU."""
+        images = images.to(self.device).contiguous(memory_format=torch.channels_last)
+        by_graph = self.inference.mode == "graph" and self.device.type == "cuda"
+        outputs = self._replay(images) if by_graph else self._run(images)
+        return Outputs(*(part.float().cpu() for part in outputs))
+
+    @torch.inference_mode()
+    def run_tiled(self, image: Tensor, window: tuple[int, int]) -> Outputs:
+        """(3, H, W) float32 RGB in [0, 1] of any size to maps of that size, by windows (h, w)."""
+        evidence = tiled_evidence(self.graph.evidence, image, window)
+        return outputs_of(self.graph, evidence, (image.shape[1], image.shape[2]))
+
+    def _replay(self, images: Tensor) -> Outputs:
+        """Run by a CUDA graph, which is recorded once for each shape of input."""
+        if images.shape not in self._recordings:
+            self._recordings[images.shape] = self._record(images)
+        recording = self._recordings[images.shape]
+        recording.images.copy_(images)
+        recording.graph.replay()
+        return recording.outputs
+
+    def _record(self, images: Tensor) -> _Recording:
+        kept = images.clone(memory_format=torch.channels_last)
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP_RUNS):
+                self._run(kept)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs = self._run(kept)
+        return _Recording(graph, kept, outputs)
+
+
+class TiledRuntime:
+    """A torch runtime that cuts each image into windows; it takes one image at a time.
+
+    Args:
+        runtime: runs the windows.
+        window: their size, (height, width).
+    """
+
+    name = "torch"
+
+    def __init__(self, runtime: TorchRuntime, window: tuple[int, int]) -> None:
+        self.runtime = runtime
+        self.window = window
+
+    def run(self, images: Tensor) -> Outputs:
+        """(1, 3, H, W) float32 RGB in [0, 1] of any size to maps and scores, all on the CPU."""
+        (image,) = images
+        return self.runtime.run_tiled(image, self.window)

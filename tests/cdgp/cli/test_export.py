@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 
+import onnx
 import pytest
 from typer.testing import CliRunner, Result
 
 import cdgp
+from cdgp.cli.export import show_parity
 from cdgp.cli.main import app
-from cdgp.export import OPSET
+from cdgp.export import OPSET, Exported
+from cdgp.runtimes.parity import Parity
 from cdgp.training.fit import Run
 
 
@@ -21,18 +24,29 @@ def folder(of: Run) -> Path:
     return of.folder
 
 
-def test_the_parity_is_printed(tiny_run: Run, tmp_path: Path) -> None:
-    out = tmp_path / "a.onnx"
-    result = run("export", folder(tiny_run), "--to", "onnx", "--out", out, "--quiet")
+def test_another_size_and_operator_set(tiny_run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "wide.onnx"
+    result = run("export", folder(tiny_run), "--to", "onnx", "--out", out, "--input-size", "64x96",
+                 "--opset", 20, "--images", tiny_run.manifest.root / "good")  # fmt: skip
     assert result.exit_code == 0, result.output
-    about = cdgp.load(out).card.export
-    assert about["opset"] == OPSET
-    lines = result.output.splitlines()
-    assert lines[0].startswith(f"onnxruntime against torch, {about['parity']['pictures']} images")
-    assert f"a(x) {about['parity']['pooled']:.2g}" in lines[1]
-    assert "0 decisions differ" in lines[2]
-    assert f"torch {about['image_auroc']['torch']:.4f}" in lines[3]
-    assert lines[4] == f"written: {out}"
+    assert "onnxruntime against torch, 24 images" in result.output
+    assert result.output.splitlines()[-1] == f"written: {out}"
+    assert {o.domain: o.version for o in onnx.load(out).opset_import}[""] == 20
+    detector = cdgp.load(out)
+    assert detector.settings.input_size == (64, 96)
+    assert "calibrated at an input of 64x64" in detector.card.decision.source
+    assert detector.card.export["image_auroc"] is None, "images without labels"
+
+
+def test_the_parity_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    parity = Parity(50, 1.23e-5, 2e-7, 3e-8, 0.0123, 0.00042, (3, 8), (), ())
+    show_parity(Exported("openvino", parity, {"torch": 0.98765, "openvino": 0.987}))
+    assert capsys.readouterr().out.splitlines() == [
+        "openvino against torch, 50 images, largest differences:",
+        "  U 1.2e-05, a(x) 2e-07, probability 3e-08, surprisal 0.012",
+        "  0.042 % of map pixels more than one rank off, 2 decisions differ",
+        "  image AUROC on these images: torch 0.9877, openvino 0.9870",
+    ]
 
 
 def test_predict_and_evaluate_take_an_exported_file(

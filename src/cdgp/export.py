@@ -25,12 +25,12 @@ from cdgp.data.layouts import walk_images
 from cdgp.data.manifest import Manifest, read_csv
 from cdgp.errors import DataError, ModelFileError, OutputError, SettingsError
 from cdgp.files import absolute, digest, subsample_evenly
-from cdgp.inference import model_file
 from cdgp.method.backbone import STRIDES
-from cdgp.method.graph import Outputs
+from cdgp.method.network import Outputs
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import Settings
 from cdgp.progress import Progress
+from cdgp.run_folder import MANIFEST, model_file
 from cdgp.runtimes import INPUT, require_package
 from cdgp.runtimes.card import card_of, to_metadata
 from cdgp.runtimes.onnx import OnnxRuntime
@@ -227,7 +227,7 @@ def read_source(path: Path, images: Sequence[Path] = ()) -> Source:
 def _run_manifest(folder: Path) -> Manifest:
     """The manifest of a run, which has fit images."""
     advice = "give images to compare the export on with --images FOLDER"
-    table = folder / "manifest.csv"
+    table = folder / MANIFEST
     if not table.is_file():
         raise DataError(f"{table}: there is no such file; {advice}")
     manifest = read_csv(table)

@@ -8,7 +8,7 @@ import numpy as np
 
 from cdgp.data.manifest import Manifest
 from cdgp.evaluation import MapFile, odd_images, pixel_metrics, true_mask
-from cdgp.inference import resized
+from cdgp.inference import resize_map
 from cdgp.metrics.ranking import image_auroc
 from cdgp.metrics.reliability import expected_calibration_error
 from cdgp_bench.methods import Fitted
@@ -45,9 +45,9 @@ def score_test(
         mask = true_mask(sample, scored.size, target, name, notes)
         if mask is None:
             continue
-        stores["final"].append(resized(scored.anomaly_map, target))
+        stores["final"].append(resize_map(scored.anomaly_map, target))
         for branch, values in scored.branches.items() if details else ():
-            stores[branch].append(resized(values, target))
+            stores[branch].append(resize_map(values, target))
         masks.append(mask)
         names.append(name)
         kinds.append(kind_of(sample.image.stem) if sample.defective else None)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from cdgp.export import TARGETS, ExportOptions, export
 from cdgp.progress import Quiet
-from cdgp.training.fit import Run
+from cdgp.workflows import Run
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from cdgp.export import TARGETS, TOLERANCE, ExportOptions
 from cdgp.files import digest
 from cdgp.progress import Quiet
 from cdgp.runtimes import writers
-from cdgp.training.fit import Run
+from cdgp.workflows import Run
 
 EXAMPLE = ROOT / "examples/onnx_numpy.py"
 

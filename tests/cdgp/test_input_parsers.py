@@ -17,7 +17,7 @@ from tests.helpers import ROOT
 
 from cdgp import artifact
 from cdgp.errors import ModelFileError
-from cdgp.training.fit import Run
+from cdgp.workflows import Run
 
 SCRIPT = ROOT / "src/cdgp_bench/studies/fuzzing.py"
 

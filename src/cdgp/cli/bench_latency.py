@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from cdgp.cli.common import bars, say, told
+from cdgp.cli.common import bars, handle_errors, say
 
 
-@told
+@handle_errors
 def bench_latency(
     models: Annotated[
         list[Path], typer.Argument(help="Runs, model files and exported files, to compare.")

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from cdgp.cli.common import bars, say, told, warn
+from cdgp.cli.common import bars, handle_errors, say, warn
 
 
-@told
+@handle_errors
 def benchmark(
     plan: Annotated[
         str, typer.Argument(help="Name of a ready plan (see --list), or a .toml file.")

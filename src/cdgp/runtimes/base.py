@@ -9,7 +9,7 @@ from cdgp.errors import SettingsError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from cdgp.method.graph import Outputs
+    from cdgp.method.network import Outputs
 
 INPUT = "images"
 """Name of the graph's one input."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cdgp.errors import ModelFileError
-from cdgp.method.graph import Outputs
+from cdgp.method.network import Outputs
 from cdgp.runtimes.base import INPUT, require_package, source_name
 
 ERRORS_ONLY = 3

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cdgp.errors import ModelFileError
-from cdgp.method.graph import Outputs
+from cdgp.method.network import Outputs
 from cdgp.runtimes.base import INPUT, require_package, source_name
 from cdgp.runtimes.card import FORMAT, KEYS
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cdgp.artifact import Model
 from cdgp.method.calibration import image_probability
-from cdgp.method.graph import Outputs
+from cdgp.method.network import Outputs
 from cdgp.runtimes.base import Runtime
 
 COMPARED = ("fused", "pooled", "pred_score", "surprisal")

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from cdgp.artifact import Model
-from cdgp.method.graph import EvidenceGraph, InferenceGraph, Outputs
+from cdgp.method.graph import EvidenceGraph, InferenceGraph
+from cdgp.method.network import Outputs
 from cdgp.method.tiles import outputs_of, tiled_evidence
 from cdgp.presets import InferenceSettings
 
@@ -72,7 +73,7 @@ class TorchRuntime:
 
     def _record(self, images: Tensor) -> _Recording:
         kept = images.clone(memory_format=torch.channels_last)
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UP_RUNS):

@@ -15,7 +15,8 @@ from torch import Tensor
 from cdgp.errors import ModelFileError, OutputError
 from cdgp.files import atomic_write
 from cdgp.method.backbone import STRIDES
-from cdgp.method.graph import InferenceGraph, Outputs
+from cdgp.method.graph import InferenceGraph
+from cdgp.method.network import Outputs
 from cdgp.progress import Progress
 from cdgp.runtimes.base import INPUT, require_package
 from cdgp.runtimes.card import FORMAT

@@ -89,7 +89,7 @@ def built(preset: str) -> dict[str, nn.Module]:
     gps = []
     for count in (s.normal, s.anomaly):
         tokens = nn.functional.normalize(torch.randn(count, dim), dim=1)
-        gps.append(SparseGP(tokens, linear, chosen.dual_gp.jitter))
+        gps.append(SparseGP(tokens, linear, chosen.dual_gp.jitter, 0.0, 1.0))
         gps[-1].m.data.normal_()
     network = Network(
         encoder, TokenProjection(encoder.channels, dim), DualGP(*gps), teacher,

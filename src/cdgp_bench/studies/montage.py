@@ -18,7 +18,8 @@ import numpy as np
 from cdgp.data.images import read_image
 from cdgp.data.manifest import Sample
 from cdgp.errors import CdgpError
-from cdgp.inference import resized
+from cdgp.inference import resize_map
+from cdgp.presets import DataSettings
 from cdgp.progress import Bars
 from cdgp_bench.grid import METHODS
 from cdgp_bench.plan import read_plan
@@ -52,11 +53,11 @@ def main() -> None:
             chosen = shown.setdefault(key, examples(prepared[key]))
             fitted = cell.fit(prepared[key].weak, arguments.states / cell.dataset, progress)
             columns[key][cell.line.method] = [
-                resized(scored.anomaly_map, scored.size)
+                resize_map(scored.anomaly_map, scored.size)
                 for scored in fitted.score([s.image for s in chosen])
             ]
     for key, maps in columns.items():
-        images = [read_image(s.image) for s in shown[key]]
+        images = [read_image(s.image, DataSettings().white_level) for s in shown[key]]
         masks = [marked(s) for s in shown[key]]
         height = 2.0 * max(p.shape[0] / p.shape[1] for p in images)
         figure, axes = plt.subplots(

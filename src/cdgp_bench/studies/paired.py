@@ -26,7 +26,7 @@ import numpy as np
 from cdgp.errors import CdgpError
 from cdgp.evaluation import MapFile, true_mask
 from cdgp.files import atomic_write
-from cdgp.inference import resized
+from cdgp.inference import resize_map
 from cdgp.progress import Bars, Progress
 from cdgp_bench.grid import METHODS, Cell
 from cdgp_bench.plan import Plan, read_plan
@@ -136,7 +136,7 @@ def profiled(
         for sample, scored in zip(samples, fitted.score([s.image for s in samples]), strict=True):
             name = part.manifest.name(sample.image)
             target = size or scored.size
-            maps.append(resized(scored.anomaly_map, target))
+            maps.append(resize_map(scored.anomaly_map, target))
             masks.append(true_mask(sample, scored.size, target, name, defaultdict(list)))
             scores.append(scored.image_score)
             advance()

@@ -74,13 +74,13 @@ FOREIGN, REPEATS = 0.1, 8
 def build(name: str, folder: Path, images: int) -> tuple[Any, dict[str, Any]]:
     """A module from (1, 3, 256, 256) RGB in [0, 1] to (map, ..., score), and facts of it."""
     import torch
+    from cdgp.training.stages import pretrained
     from torch import Tensor, nn
 
     from cdgp.artifact import load
     from cdgp.method.backbone import Encoder
     from cdgp.method.graph import EvidenceGraph, InferenceGraph
     from cdgp.presets import settings
-    from cdgp.training.stages import pretrained
     from cdgp_bench.grid import METHODS as KNOWN
     from cdgp_bench.methods import efficientad, padim, patchcore, rd4ad, supersimplenet
 
@@ -372,7 +372,7 @@ def make_inputs(folder: Path) -> None:
 
     from cdgp.data.images import read_image, to_input
     from cdgp.presets import settings
-    from cdgp.training.fit import fit
+    from cdgp.workflows import train_run as fit
     from cdgp_bench.synthetic import make_dataset
 
     if (folder / "input.npy").exists() and (folder / "run" / "model.safetensors").exists():

@@ -20,7 +20,7 @@ from PIL import Image
 
 from cdgp.presets import settings
 from cdgp.progress import Bars
-from cdgp.training.fit import fit
+from cdgp.workflows import train_run as fit
 from cdgp_bench.measure.complexity import machine
 from cdgp_bench.run import write_rows
 from cdgp_bench.synthetic import make_dataset, make_surface

@@ -36,7 +36,7 @@ from cdgp.method.network import Evidence
 from cdgp.presets import settings
 from cdgp.progress import Bars
 from cdgp.runtimes.torch import TorchRuntime
-from cdgp.training.fit import fit
+from cdgp.workflows import train_run as fit
 from cdgp_bench.figures import COLOURS, _figure, _save
 from cdgp_bench.measure.complexity import machine
 from cdgp_bench.studies.streaming import measured

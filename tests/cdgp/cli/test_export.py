@@ -5,18 +5,13 @@ from pathlib import Path
 
 import onnx
 import pytest
-from typer.testing import CliRunner, Result
+from tests.helpers import cdgp
 
-import cdgp
 from cdgp.cli.export import show_parity
-from cdgp.cli.main import app
 from cdgp.export import OPSET, Exported
+from cdgp.inference import load
 from cdgp.runtimes.parity import Parity
-from cdgp.training.fit import Run
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "100"})
+from cdgp.workflows import Run
 
 
 def folder(of: Run) -> Path:
@@ -26,13 +21,13 @@ def folder(of: Run) -> Path:
 
 def test_another_size_and_operator_set(tiny_run: Run, tmp_path: Path) -> None:
     out = tmp_path / "wide.onnx"
-    result = run("export", folder(tiny_run), "--to", "onnx", "--out", out, "--input-size", "64x96",
+    result = cdgp("export", folder(tiny_run), "--to", "onnx", "--out", out, "--input-size", "64x96",
                  "--opset", 20, "--images", tiny_run.manifest.root / "good")  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "onnxruntime against torch, 24 images" in result.output
     assert result.output.splitlines()[-1] == f"written: {out}"
     assert {o.domain: o.version for o in onnx.load(out).opset_import}[""] == 20
-    detector = cdgp.load(out)
+    detector = load(out)
     assert detector.settings.input_size == (64, 96)
     assert "calibrated at an input of 64x64" in detector.card.decision.source
     assert detector.card.export["image_auroc"] is None, "images without labels"
@@ -55,13 +50,13 @@ def test_predict_and_evaluate_take_an_exported_file(
     source = tiny_run.manifest.root / "good"
     names = []
     for name, model in [("torch", folder(tiny_run)), *exported.items()]:
-        result = run("predict", model, source, "--out", tmp_path / name, "--quiet")
+        result = cdgp("predict", model, source, "--out", tmp_path / name, "--quiet")
         assert result.exit_code == 0, result.output
         assert (tmp_path / name / "report.html").is_file()
         rows = (tmp_path / name / "scores.csv").read_text("utf-8").splitlines()
         names.append([row.split(",")[0] for row in rows])
     assert names == [names[0]] * 3
-    result = run("evaluate", exported["openvino"], tiny_run.manifest.root, "--out",
+    result = cdgp("evaluate", exported["openvino"], tiny_run.manifest.root, "--out",
                  tmp_path / "again", "--quiet")  # fmt: skip
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "again/metrics.json").read_text())["image_auroc"] is not None
@@ -99,7 +94,7 @@ def test_impossible_options(
     Path("empty").mkdir()
     for name in ("file", "there.onnx", "there.bin"):
         Path(name).write_text("mine")
-    result = run("export", model, *options.split())
+    result = cdgp("export", model, *options.split())
     assert result.exit_code == code, result.output
     assert culprit in result.output
     left = {path.name: path.is_dir() or path.read_text() for path in Path().iterdir()}
@@ -114,7 +109,7 @@ def test_models_that_cannot_be_exported(tiny_run: Run, tmp_path: Path) -> None:
         (alone, 3, "manifest.csv"),
         (tmp_path / "none", 1, str(tmp_path / "none")),
     ]:
-        result = run("export", model, "--to", "onnx", "--out", tmp_path / "a.onnx")
+        result = cdgp("export", model, "--to", "onnx", "--out", tmp_path / "a.onnx")
         assert result.exit_code == code, result.output
         assert culprit in result.output
     assert not (tmp_path / "a.onnx").exists()

@@ -7,7 +7,7 @@ import pytest
 
 from cdgp.errors import ModelFileError
 from cdgp.runtimes.card import KEYS, VERSION, card_of, from_metadata, to_metadata
-from cdgp.training.fit import Run
+from cdgp.workflows import Run
 
 
 @pytest.fixture

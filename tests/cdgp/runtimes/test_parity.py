@@ -12,11 +12,12 @@ from cdgp.artifact import Decision, Model
 from cdgp.errors import ModelFileError, TrainingError
 from cdgp.export import BATCHES, check_parity
 from cdgp.method.calibration import ImageCalibrator
-from cdgp.method.graph import Outputs
+from cdgp.method.network import Outputs
 from cdgp.runtimes.parity import Parity, compare
 from cdgp.runtimes.torch import TiledRuntime, TorchRuntime
-from cdgp.training.dataset import WeakDataset
-from cdgp.training.fit import Run, check_inference
+from cdgp.training.dataset import InputCache, WeakDataset
+from cdgp.training.fit import check_inference
+from cdgp.workflows import Run
 
 NORMALS = 99
 Change = Callable[[Outputs], Outputs]
@@ -197,7 +198,7 @@ def changed_runtime(model: Model, change: Change) -> Changed:
 @pytest.fixture(params=[False, True], ids=["whole", "tiled"])
 def dataset(request: pytest.FixtureRequest, tiny_run: Run) -> WeakDataset:
     samples = tiny_run.manifest.weak_split().calibration[:3]
-    return WeakDataset(samples, tiny_run.detector.settings.input_size, 65535, request.param)
+    return WeakDataset(samples, InputCache((64, 64), 65535, tile=request.param))
 
 
 @pytest.mark.parametrize("change", [moved, broken, decided_otherwise])

@@ -19,7 +19,7 @@ from cdgp.errors import ImageError, ModelFileError, SettingsError
 from cdgp.export import TARGETS
 from cdgp.inference import as_image
 from cdgp.runtimes import EXPORTED, open_exported, require_package
-from cdgp.training.fit import Run
+from cdgp.workflows import Run
 
 every_target = pytest.mark.parametrize("target", list(TARGETS))
 

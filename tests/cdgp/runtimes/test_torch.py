@@ -5,7 +5,7 @@ import torch
 
 from cdgp.method.graph import EvidenceGraph, InferenceGraph
 from cdgp.runtimes.torch import TiledRuntime, TorchRuntime
-from cdgp.training.fit import Run
+from cdgp.workflows import Run
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from cdgp.cli.main import app
 from cdgp.progress import Quiet
 from cdgp.runtimes.torch import TorchRuntime
-from cdgp.training.fit import Run
+from cdgp.workflows import Run
 from cdgp_bench.measure.latency import alternate, stages
 
 

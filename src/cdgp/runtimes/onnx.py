@@ -9,9 +9,6 @@ from cdgp.errors import ModelFileError
 from cdgp.method.network import Outputs
 from cdgp.runtimes.base import INPUT, require_package, source_name
 
-ERRORS_ONLY = 3
-"""onnxruntime's log level for errors."""
-
 
 class OnnxRuntime:
     """An ONNX graph under onnxruntime, on the CPU.
@@ -30,7 +27,7 @@ class OnnxRuntime:
     def __init__(self, source: Path | bytes, threads: int | None = None) -> None:
         onnxruntime = require_package("onnxruntime")
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = ERRORS_ONLY
+        options.log_severity_level = 3  # errors only
         if threads is not None:
             options.intra_op_num_threads = threads
         try:

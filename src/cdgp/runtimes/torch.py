@@ -1,6 +1,7 @@
 """The inference graph in torch: on CPU or GPU, in any precision and mode, whole or by windows."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -9,11 +10,9 @@ from torch import Tensor
 from cdgp.artifact import Model
 from cdgp.method.graph import EvidenceGraph, InferenceGraph
 from cdgp.method.network import Outputs
+from cdgp.method.resize import Size
 from cdgp.method.tiles import outputs_of, tiled_evidence
 from cdgp.presets import InferenceSettings
-
-WARM_UP_RUNS = 3
-"""Runs before a CUDA graph is recorded: libraries plan and take their memory in them."""
 
 
 class _Recording(NamedTuple):
@@ -57,7 +56,7 @@ class TorchRuntime:
         return Outputs(*(part.float().cpu() for part in outputs))
 
     @torch.inference_mode()
-    def run_tiled(self, image: Tensor, window: tuple[int, int]) -> Outputs:
+    def run_tiled(self, image: Tensor, window: Size) -> Outputs:
         """(3, H, W) float32 RGB in [0, 1] of any size to maps of that size, by windows (h, w)."""
         evidence = tiled_evidence(self.graph.evidence, image, window)
         return outputs_of(self.graph, evidence, (image.shape[1], image.shape[2]))
@@ -76,7 +75,7 @@ class TorchRuntime:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(WARM_UP_RUNS):
+            for _ in range(3):  # libraries plan and take their memory before the recording
                 self._run(kept)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
@@ -85,19 +84,13 @@ class TorchRuntime:
         return _Recording(graph, kept, outputs)
 
 
+@dataclass
 class TiledRuntime:
-    """A torch runtime that cuts each image into windows; it takes one image at a time.
+    """A torch runtime that cuts each image into windows of a size; it takes one image at a time."""
 
-    Args:
-        runtime: runs the windows.
-        window: their size, (height, width).
-    """
-
+    runtime: TorchRuntime
+    window: Size
     name = "torch"
-
-    def __init__(self, runtime: TorchRuntime, window: tuple[int, int]) -> None:
-        self.runtime = runtime
-        self.window = window
 
     def run(self, images: Tensor) -> Outputs:
         """(1, 3, H, W) float32 RGB in [0, 1] of any size to maps and scores, all on the CPU."""

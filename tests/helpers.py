@@ -20,7 +20,7 @@ from cdgp.cli.main import app
 from cdgp.data import layouts, scan, splits
 from cdgp.data.manifest import Manifest
 from cdgp.errors import CdgpError, DataError
-from cdgp.method.gp import DualGP, SparseGP
+from cdgp.method.gp import DualGP, SparseGP, linear_forms
 from cdgp.method.kernels import Kernel, linear
 from cdgp.presets import DataSettings, Settings, settings
 from cdgp.progress import Advance, Quiet
@@ -167,6 +167,13 @@ def sparse_gps(pair: DualGP) -> tuple[SparseGP, SparseGP]:
     assert isinstance(pair.normal, SparseGP)
     assert isinstance(pair.anomaly, SparseGP)
     return pair.normal, pair.anomaly
+
+
+def form_dominance(pair: DualGP, tokens: Tensor) -> Tensor:
+    """The dominance written with the linear forms, in float64."""
+    beta, C = linear_forms(pair)
+    t = tokens.double()
+    return (t @ beta) / (2 + ((t @ C) * t).sum(1)).sqrt()
 
 
 def unit_tokens(count: int, dim: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpytorch.variational import CholeskyVariationalDistribution, UnwhitenedVariationalStrategy
 from numpy.typing import NDArray
-from tests.helpers import random_gp, random_pair, sparse_gps, unit_tokens
+from tests.helpers import form_dominance, random_gp, random_pair, sparse_gps, unit_tokens
 from torch import Tensor
 
 from cdgp.errors import TrainingError
@@ -181,13 +181,6 @@ def test_dominance_is_the_probability_that_anomaly_evidence_is_larger(name: str)
     expected = torch.special.ndtr(pair.dominance(tokens, FLOOR)).numpy()
     assert np.abs(share - expected).max() <= 5 * 0.5 / np.sqrt(draws)
     assert expected.max() - expected.min() > 0.2, "the case tells values apart"
-
-
-def form_dominance(pair: DualGP, tokens: Tensor) -> Tensor:
-    """The dominance written with the linear forms, in float64."""
-    beta, C = linear_forms(pair)
-    t = tokens.double()
-    return (t @ beta) / (2 + ((t @ C) * t).sum(1)).sqrt()
 
 
 @pytest.mark.parametrize("scale", [0.03, 0.3, 1.0, 3.0])

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tests.helpers import (
+    ROOT,
     WHITE,
     Interrupting,
     assert_same,
@@ -90,12 +91,12 @@ def test_killed_process_resumes_to_the_same(
     out = tmp_path / "run"
     code = (
         "import sys; sys.path.insert(0, sys.argv[3]); import torch; torch.set_num_threads(1)\n"
-        "from tests.helpers import tiny_settings; from cdgp.training import loop, fit\n"
+        "import cdgp; from tests.helpers import tiny_settings; from cdgp.training import loop\n"
         "import time; loop.SAVE_SECONDS = 0.0; save = loop.save_checkpoint\n"
         "loop.save_checkpoint = lambda *a: (save(*a), time.sleep(0.5))\n"
-        "fit.fit(sys.argv[1], sys.argv[2], tiny_settings())\n"
+        "cdgp.fit(sys.argv[1], sys.argv[2], tiny_settings())\n"
     )
-    arguments = [str(surfaces.root), str(out), str(Path(__file__).parent)]
+    arguments = [str(surfaces.root), str(out), str(ROOT)]
     process = subprocess.Popen([sys.executable, "-c", code, *arguments])
     while process.poll() is None and not list(out.glob("checkpoints/*.safetensors")):
         time.sleep(0.02)
@@ -138,6 +139,7 @@ def test_run_leaves_its_files(tiny_run: Run) -> None:
     names = {path.name for path in tiny_run.folder.iterdir()}
     assert names == {
         "check.json", "config.json", "manifest.csv", "log.jsonl", "model.safetensors",
+        "scores.csv", "metrics.json", "overlays", "suspects.csv", "report.html",
     }  # fmt: skip
     config = json.loads((tiny_run.folder / "config.json").read_text())
     assert config["dual_gp"]["steps"] == 4

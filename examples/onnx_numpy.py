@@ -3,7 +3,7 @@
     cdgp export runs/parts --to onnx --out parts.onnx
     python examples/onnx_numpy.py parts.onnx image.npy     # (H, W, 3) RGB, uint8
 
-The file says itself what it takes and when a part is defective; only the resize is done here.
+The file holds the size of its input and the threshold of the decision; only the resize is here.
 """
 
 import json

@@ -17,7 +17,9 @@ from cdgp.method.network import Outputs
 from cdgp.method.resize import upsample
 from cdgp.presets import Settings
 from cdgp.run_folder import model_file
-from cdgp.runtimes import EXPORTED, Card, Runtime, TorchRuntime, card_of, from_metadata
+from cdgp.runtimes import EXPORTED, Runtime, open_exported
+from cdgp.runtimes.card import Card, card_of
+from cdgp.runtimes.torch import TorchRuntime
 
 MAX_REGIONS = 100
 """An image has at most so many regions: those with the highest peaks."""
@@ -196,10 +198,7 @@ def load(path: str | Path, threads: int | None = None) -> Detector:
         raise SettingsError(f"threads = {threads}: at least one is needed")
     path = Path(path)
     if path.suffix in EXPORTED:
-        if not path.is_file():
-            raise ModelFileError(f"{path}: no such model file")
-        runtime = EXPORTED[path.suffix](path, threads)
-        return Detector(from_metadata(runtime.metadata, str(path)), runtime)
+        return Detector(*open_exported(path, threads))
     if threads is not None:
         torch.set_num_threads(threads)
     return Detector.of(artifact.load(model_file(path)))

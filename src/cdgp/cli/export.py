@@ -1,11 +1,14 @@
 """``cdgp export``: a trained model as an ONNX or OpenVINO file that gives the same numbers."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cdgp.cli.common import bars, handle_errors, parse_size, say
+
+if TYPE_CHECKING:
+    from cdgp.export import Exported
 
 
 @handle_errors
@@ -16,15 +19,17 @@ def export(
     images: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Images or folders to compare on; the calibration images of the run where "
-            "not given."
+            help="Images or folders to compare on; by default the run's calibration images."
         ),
     ] = None,
     input_size: Annotated[
         str | None,
         typer.Option(help="Size of the graph's input, or free.", metavar="HxW|free"),
     ] = None,
-    opset: Annotated[int, typer.Option(help="ONNX operator set.")] = 18,
+    opset: Annotated[
+        int | None,
+        typer.Option(help="ONNX operator set; by default the oldest that can be written."),
+    ] = None,
     int8: Annotated[
         bool, typer.Option("--int8", help="Quantise to 8 bits (OpenVINO); the loss is measured.")
     ] = False,
@@ -45,33 +50,33 @@ def export(
 
       cdgp export model.safetensors --to onnx --out parts.onnx --images some_images
     """
-    from cdgp.errors import DataError, OutputError, SettingsError
-    from cdgp.export import SUFFIX, check_export, read_source
+    from cdgp.export import OPSET, ExportOptions
     from cdgp.export import export as write
 
-    if target not in SUFFIX:
-        raise SettingsError(f"--to {target!r}: there are {' and '.join(SUFFIX)}")
-    size = "free" if input_size == "free" else parse_size(input_size) if input_size else None
-    check_export(target, out, size, opset, int8)  # type: ignore[arg-type]
-    for place in (out, out.with_suffix(".bin")) if target == "openvino" else (out,):
-        if place.exists() and not overwrite:
-            raise OutputError(f"{place}: exists; choose another --out or give --overwrite")
-    for place in images or ():
-        if not place.exists():
-            raise DataError(f"--images {place}: no such file or folder")
-    source = read_source(model, images or ())
-    about = write(source, target, out, bars(quiet), input_size=size, opset=opset, int8=int8)  # type: ignore[arg-type]
-    parity = about["parity"]
-    say(f"{about['runtime']} against torch, {parity['pictures']} images, largest differences:")
-    say(
-        f"  U {parity['fused']:.2g}, a(x) {parity['pooled']:.2g}, probability "
-        f"{parity['pred_score']:.2g}, surprisal {parity['surprisal']:.2g}"
+    options = ExportOptions(
+        target,
+        out,
+        "free" if input_size == "free" else parse_size(input_size) if input_size else None,
+        OPSET if opset is None else opset,
+        int8,
+        overwrite,
     )
-    say(
-        f"  {100 * parity['ranks']:.3f} % of map pixels more than one rank off, "
-        f"{parity['labels']} decisions differ"
-    )
-    if about["image_auroc"]:
-        told_by = ", ".join(f"{name} {value:.4f}" for name, value in about["image_auroc"].items())
-        say(f"  image AUROC on these images: {told_by}")
+    show_parity(write(model, options, bars(quiet), images or ()))
     say(f"written: {out}")
+
+
+def show_parity(exported: "Exported") -> None:
+    """Print how far a written file is from torch."""
+    parity = exported.parity
+    say(f"{exported.runtime} against torch, {parity.images} images, largest differences:")
+    say(
+        f"  U {parity.fused:.2g}, a(x) {parity.pooled:.2g}, probability {parity.pred_score:.2g}, "
+        f"surprisal {parity.surprisal:.2g}"
+    )
+    say(
+        f"  {100 * parity.ranks:.3f} % of map pixels more than one rank off, "
+        f"{len(parity.changed)} decisions differ"
+    )
+    if exported.image_auroc:
+        aurocs = ", ".join(f"{name} {value:.4f}" for name, value in exported.image_auroc.items())
+        say(f"  image AUROC on these images: {aurocs}")

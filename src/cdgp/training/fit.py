@@ -1,6 +1,5 @@
 """From a split manifest to a calibrated model: the order of the stages."""
 
-import math
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -14,7 +13,9 @@ from cdgp.method.calibration import Calibration, image_probability
 from cdgp.method.graph import EvidenceGraph
 from cdgp.metrics.reliability import false_reject_threshold
 from cdgp.presets import DecisionSettings, InferenceSettings, Settings
-from cdgp.runtimes import TorchRuntime
+from cdgp.runtimes import Runtime
+from cdgp.runtimes.parity import compare
+from cdgp.runtimes.torch import TiledRuntime, TorchRuntime
 from cdgp.training.calibrate import CalibrationEvidence, collect_evidence, fit_calibration
 from cdgp.training.context import TrainingContext, stage_key
 from cdgp.training.dataset import WeakDataset, new_inputs
@@ -87,33 +88,29 @@ def check_inference(fast: TorchRuntime, model: Model, dataset: WeakDataset) -> d
         TrainingError: a probability moves by more than ``MOST_MOVED``, or a decision changes.
     """
     plain = TorchRuntime(model, fast.device)
-    moved = {"fused": 0.0, "pooled": 0.0, "pred_score": 0.0}
-    changed = 0
-    for index in range(len(dataset)):
-        image = dataset.input(index)
-        if dataset.tile:
-            a, b = (runtime.run_tiled(image, dataset.size) for runtime in (fast, plain))
-        else:
-            a, b = fast.run(image[None]), plain.run(image[None])
-        for name in moved:
-            difference = (getattr(a, name) - getattr(b, name)).abs().max()
-            # Not a number is the largest of all differences.
-            moved[name] = max(moved[name], float(difference.nan_to_num(math.inf)))
-        p, q = (image_probability(o.pooled, model.calibration.image) for o in (a, b))
-        limit = model.decision.threshold
-        # A bound on false rejects sets the threshold to the score of one of these images.
-        near = bool((q - limit).abs() <= MOST_MOVED)
-        changed += not near and bool((p > limit) != (q > limit))
-    if changed or moved["pred_score"] > MOST_MOVED:
+    runtimes: tuple[Runtime, Runtime] = (plain, fast)
+    if dataset.tile:
+        runtimes = (TiledRuntime(plain, dataset.size), TiledRuntime(fast, dataset.size))
+    parity = compare(*runtimes, map(dataset.input, range(len(dataset))), model, batches=(1,))
+    # A bound on false rejects sets the threshold to the score of one of these images.
+    limit = model.decision.threshold
+    near = [abs(score - limit) <= MOST_MOVED for score in parity.expected_scores]
+    changed = sum(not near[position] for position in parity.changed)
+    if changed or parity.pred_score > MOST_MOVED:
         chosen = fast.inference
         raise TrainingError(
             f"inference.precision = {chosen.precision!r}, inference.mode = {chosen.mode!r}: "
-            f"against float32 a probability moves by {moved['pred_score']:.2g} ({MOST_MOVED:g} is "
+            f"against float32 a probability moves by {parity.pred_score:.2g} ({MOST_MOVED:g} is "
             f"allowed) and {changed} of {len(dataset)} decisions change. The training is kept: "
             "--resume with --set inference.precision=float32 --set inference.mode=eager writes "
             "the model"
         )
-    return moved | {"decisions_changed": float(changed)}
+    return {
+        "fused": parity.fused,
+        "pooled": parity.pooled,
+        "pred_score": parity.pred_score,
+        "decisions_changed": float(changed),
+    }
 
 
 def noted(calibration: Calibration, note: str) -> Calibration:

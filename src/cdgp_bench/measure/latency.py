@@ -21,7 +21,7 @@ from cdgp.files import atomic_write
 from cdgp.inference import Detector, find_regions, load
 from cdgp.method.calibration import fuse, upsample
 from cdgp.progress import Progress
-from cdgp.runtimes import TorchRuntime
+from cdgp.runtimes.torch import TorchRuntime
 from cdgp_bench.measure.complexity import machine, peak_memory, start_peak_memory, wait_for
 
 WARM_UPS = 5

@@ -47,7 +47,7 @@ from cdgp.method.network import Calibration, Network
 from cdgp.method.student import ReverseStudent
 from cdgp.method.tokens import TokenProjection
 from cdgp.presets import settings
-from cdgp.runtimes import openvino_request
+from cdgp.runtimes.openvino import infer_request
 from cdgp_bench.measure.complexity import machine, peak_memory, start_peak_memory, wait_for
 from cdgp_bench.measure.latency import PAUSE
 
@@ -149,7 +149,7 @@ def exported(
         return lambda: session.run(None, {"images": images})
     import openvino
 
-    request = openvino_request(openvino.Core().read_model(data), list(images.shape), threads)
+    request = infer_request(openvino.Core().read_model(data), list(images.shape), threads)
     return lambda: request.infer({"images": images}, share_inputs=True)
 
 

@@ -58,7 +58,10 @@ WAYS = {
     "dynamo.xml": "openvino.convert_model of dynamo.onnx",
     "torch.xml": "openvino.convert_model of the torch module",
 }
-OWN_WAYS = {"dynamo.onnx": "cdgp.export.to_onnx", "dynamo.xml": "OpenVINO's reading of that graph"}
+OWN_WAYS = {
+    "dynamo.onnx": "cdgp.runtimes.writers.to_onnx",
+    "dynamo.xml": "OpenVINO's reading of that graph",
+}
 TOLERANCE = 0.01
 """Of the map's range: a way that is further from torch is not timed."""
 WARM_UPS, TIMED = 3, 6
@@ -179,7 +182,8 @@ def prepare(name: str, folder: Path, images: int) -> None:
     import openvino
     import torch
 
-    from cdgp import export
+    from cdgp.export import OPSET
+    from cdgp.runtimes.writers import to_onnx
 
     warnings.simplefilter("ignore")
     place = folder / name
@@ -193,16 +197,16 @@ def prepare(name: str, folder: Path, images: int) -> None:
 
     def dynamo() -> None:
         if name == "cdgp":
-            proto = export.to_onnx(module, (SIDE, SIDE), False, export.OPSET)
+            proto = to_onnx(module, (SIDE, SIDE), False, OPSET)
             (place / "dynamo.onnx").write_bytes(proto.SerializeToString())
             return
-        torch.onnx.export(
-            module, (image,), dynamo=True, opset_version=export.OPSET, verbose=False
-        ).save(place / "dynamo.onnx", external_data=False)
+        torch.onnx.export(module, (image,), dynamo=True, opset_version=OPSET, verbose=False).save(
+            place / "dynamo.onnx", external_data=False
+        )
 
     def script() -> None:
         torch.onnx.export(
-            module, (image,), place / "script.onnx", dynamo=False, opset_version=export.OPSET - 1
+            module, (image,), place / "script.onnx", dynamo=False, opset_version=OPSET - 1
         )
 
     def of_onnx() -> None:

@@ -35,7 +35,7 @@ from cdgp.method.calibration import fuse
 from cdgp.method.network import Evidence
 from cdgp.presets import settings
 from cdgp.progress import Bars
-from cdgp.runtimes import TorchRuntime
+from cdgp.runtimes.torch import TorchRuntime
 from cdgp.workflows import train_run as fit
 from cdgp_bench.figures import COLOURS, _figure, _save
 from cdgp_bench.measure.complexity import machine

@@ -32,7 +32,7 @@ from cdgp.method.resize import upsample_matmul
 from cdgp.method.student import ReverseStudent
 from cdgp.method.tokens import TokenProjection
 from cdgp.presets import InferenceSettings
-from cdgp.runtimes import TorchRuntime
+from cdgp.runtimes.torch import TorchRuntime
 from cdgp.training.dataset import WeakDataset, new_inputs
 from cdgp.training.fit import check_inference
 from cdgp.workflows import Run

@@ -28,7 +28,7 @@ from cdgp.method.network import Evidence
 from cdgp.metrics.ranking import Measure
 from cdgp.presets import Settings, settings_from_json
 from cdgp.progress import Quiet
-from cdgp.runtimes import TorchRuntime
+from cdgp.runtimes.torch import TorchRuntime
 from cdgp.training import calibrate, dual_gp, loop, student
 from cdgp.training.calibrate import CalibrationEvidence, fit_calibration
 from cdgp.training.context import new_context, shared_parts, stage_key

@@ -15,7 +15,7 @@ from cdgp.inference import Detector, Prediction, Region, find_regions
 from cdgp.method.calibration import ImageCalibrator
 from cdgp.method.network import Outputs
 from cdgp.presets import settings
-from cdgp.runtimes import Card
+from cdgp.runtimes.card import Card
 
 SCALE = (0.0, 10.0)
 LEVEL = 8.0

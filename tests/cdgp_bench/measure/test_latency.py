@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from cdgp.cli.main import app
 from cdgp.progress import Quiet
-from cdgp.runtimes import TorchRuntime
+from cdgp.runtimes.torch import TorchRuntime
 from cdgp.workflows import Run
 from cdgp_bench.measure.latency import alternate, stages
 

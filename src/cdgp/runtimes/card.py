@@ -1,0 +1,92 @@
+"""The card: all that a prediction needs beside the graph, and how an exported file stores it."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from cdgp.artifact import Decision, Model, decision_of, image_calibrator_of
+from cdgp.errors import CdgpError, ModelFileError
+from cdgp.method.calibration import ImageCalibrator
+from cdgp.presets import Settings, settings_from_json
+
+FORMAT = "cdgp-export"
+VERSION = 1
+KEYS = ("format", "version", "settings", "decision", "image", "provenance", "export")
+"""Metadata of an exported file, each a text; all but the first two are JSON."""
+
+
+class Card(NamedTuple):
+    """All that a prediction needs beside the graph."""
+
+    settings: Settings
+    decision: Decision
+    image: ImageCalibrator
+    largest_surprisal: float
+    """The largest surprisal that the normal tail gives, in nats: the end of the colour scale."""
+    provenance: dict[str, Any]
+    export: dict[str, Any]
+    """How the file was made and how far its numbers are from torch's; empty for torch itself."""
+
+
+def card_of(model: Model) -> Card:
+    """The card of a model that runs in torch."""
+    tail = model.calibration.tail
+    return Card(
+        settings=model.settings,
+        decision=model.decision,
+        image=model.calibration.image,
+        largest_surprisal=min(tail.floor, math.log(len(tail.scores) + 1)),
+        provenance=model.provenance,
+        export={},
+    )
+
+
+def to_metadata(card: Card) -> dict[str, str]:
+    """A card as the metadata of an exported file."""
+    image = card.image._asdict() | {"largest_surprisal": card.largest_surprisal}
+    return {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "settings": card.settings.model_dump_json(),
+        "decision": json.dumps(card.decision._asdict()),
+        "image": json.dumps(image),
+        "provenance": json.dumps(card.provenance),
+        "export": json.dumps(card.export),
+    }
+
+
+def from_metadata(metadata: Mapping[str, str], source: str) -> Card:
+    """The card of an exported file.
+
+    Args:
+        metadata: of the file.
+        source: what an error message calls the file.
+
+    Raises:
+        ModelFileError: damaged, not exported by this tool, or by another version.
+    """
+    if metadata.get("format") != FORMAT:
+        raise ModelFileError(f"{source}: not exported by this tool; make it with cdgp export")
+    if metadata.get("version") != str(VERSION):
+        raise ModelFileError(
+            f"{source}: exported in format {metadata.get('version')}, this cdgp reads format "
+            f"{VERSION}; use the version of cdgp that wrote it, or export again"
+        )
+    try:
+        image = json.loads(metadata["image"])
+        largest = image.pop("largest_surprisal")
+        if not isinstance(largest, float) or not largest > 0:
+            raise ValueError(f"the largest surprisal is {largest!r}")
+        return Card(
+            settings_from_json(metadata["settings"], source),
+            decision_of(json.loads(metadata["decision"])),
+            image_calibrator_of(image),
+            largest,
+            json.loads(metadata["provenance"]),
+            json.loads(metadata["export"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, CdgpError) as error:
+        raise ModelFileError(
+            f"{source}: incomplete or damaged export ({error}); export again"
+        ) from error

@@ -1,0 +1,98 @@
+"""The inference graph in torch: on CPU or GPU, in any precision and mode, whole or by windows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cdgp.artifact import Model
+from cdgp.method.graph import EvidenceGraph, InferenceGraph
+from cdgp.method.network import Outputs
+from cdgp.method.resize import Size
+from cdgp.method.tiles import outputs_of, tiled_evidence
+from cdgp.presets import InferenceSettings
+
+
+class _Recording(NamedTuple):
+    """A CUDA graph, and the memory that it reads from and writes to."""
+
+    graph: torch.cuda.CUDAGraph
+    images: Tensor
+    outputs: Outputs
+
+
+class TorchRuntime:
+    """The inference graph in torch.
+
+    Args:
+        model: a trained model.
+        device: where it runs.
+        inference: precision and mode; float32 and eager where None.
+    """
+
+    name = "torch"
+
+    def __init__(
+        self, model: Model, device: torch.device, inference: InferenceSettings | None = None
+    ) -> None:
+        self.device = device
+        self.inference = inference or InferenceSettings()
+        precision = getattr(torch, self.inference.precision)
+        self.graph = InferenceGraph(EvidenceGraph(model.network, precision), model.calibration)
+        self.graph.to(device)
+        self._run: Callable[[Tensor], Outputs] = self.graph
+        if self.inference.mode == "compiled":
+            self._run = torch.compile(self.graph)
+        self._recordings: dict[torch.Size, _Recording] = {}
+
+    @torch.inference_mode()
+    def run(self, images: Tensor) -> Outputs:
+        """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores, all on the CPU."""
+        images = images.to(self.device).contiguous(memory_format=torch.channels_last)
+        by_graph = self.inference.mode == "graph" and self.device.type == "cuda"
+        outputs = self._replay(images) if by_graph else self._run(images)
+        return Outputs(*(part.float().cpu() for part in outputs))
+
+    @torch.inference_mode()
+    def run_tiled(self, image: Tensor, window: Size) -> Outputs:
+        """(3, H, W) float32 RGB in [0, 1] of any size to maps of that size, by windows (h, w)."""
+        evidence = tiled_evidence(self.graph.evidence, image, window)
+        return outputs_of(self.graph, evidence, (image.shape[1], image.shape[2]))
+
+    def _replay(self, images: Tensor) -> Outputs:
+        """Run by a CUDA graph, which is recorded once for each shape of input."""
+        if images.shape not in self._recordings:
+            self._recordings[images.shape] = self._record(images)
+        recording = self._recordings[images.shape]
+        recording.images.copy_(images)
+        recording.graph.replay()
+        return recording.outputs
+
+    def _record(self, images: Tensor) -> _Recording:
+        kept = images.clone(memory_format=torch.channels_last)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):  # libraries plan and take their memory before the recording
+                self._run(kept)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs = self._run(kept)
+        return _Recording(graph, kept, outputs)
+
+
+@dataclass
+class TiledRuntime:
+    """A torch runtime that cuts each image into windows of a size; it takes one image at a time."""
+
+    runtime: TorchRuntime
+    window: Size
+    name = "torch"
+
+    def run(self, images: Tensor) -> Outputs:
+        """(1, 3, H, W) float32 RGB in [0, 1] of any size to maps and scores, all on the CPU."""
+        (image,) = images
+        return self.runtime.run_tiled(image, self.window)

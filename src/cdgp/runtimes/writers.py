@@ -1,0 +1,165 @@
+"""The inference graph as an ONNX or OpenVINO model: made, quantised and saved."""
+
+import contextlib
+import io
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from cdgp.errors import ModelFileError, OutputError
+from cdgp.files import atomic_write
+from cdgp.method.backbone import STRIDES
+from cdgp.method.graph import InferenceGraph
+from cdgp.method.network import Outputs
+from cdgp.progress import Progress
+from cdgp.runtimes.base import INPUT, require_package
+from cdgp.runtimes.card import FORMAT
+
+T = TypeVar("T")
+
+
+def to_onnx(graph: InferenceGraph, size: tuple[int, int], free: bool, opset: int) -> Any:
+    """The graph as an ``onnx.ModelProto`` with a free batch size.
+
+    Args:
+        graph: to write.
+        size: (height, width) of its input.
+        free: whether height and width are free too, in steps of the coarsest stride.
+        opset: ONNX operator set.
+
+    Raises:
+        ModelFileError: the exporter cannot express it.
+    """
+    stride = STRIDES[-1]
+    dims: dict[int, Any] = {0: torch.export.Dim("batch")}
+    if free:
+        dims |= {2: stride * torch.export.Dim("rows"), 3: stride * torch.export.Dim("columns")}
+    # A batch of one would be fixed at one, and equal free sides would become one free size.
+    height, width = size
+    example = torch.rand(2, 3, height, width + (stride if free and height == width else 0))
+    try:
+        with warnings.catch_warnings(), torch.no_grad(), _quiet_packages():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                graph, (example,), dynamo=True, dynamic_shapes=(dims,), input_names=[INPUT],
+                output_names=list(Outputs._fields), opset_version=opset, verbose=False,
+            )  # fmt: skip
+    except Exception as error:  # the exporter has no error class of its own
+        first = str(error).strip().splitlines()
+        raise ModelFileError(
+            f"the graph cannot be written as ONNX with operator set {opset}: "
+            f"{first[0] if first else type(error).__name__}"
+        ) from error
+    assert program is not None
+    proto = program.model_proto
+    written = next(o.version for o in proto.opset_import if o.domain in ("", "ai.onnx"))
+    if written != opset:
+        raise ModelFileError(
+            f"--opset {opset}: the exporter wrote operator set {written} instead; give --opset "
+            f"{written}, or another version of onnxscript"
+        )
+    return proto
+
+
+def to_openvino(proto: Any, opset: int) -> Any:
+    """An ONNX graph as an ``openvino.Model``.
+
+    Raises:
+        ModelFileError: OpenVINO cannot read it.
+    """
+    try:
+        return require_package("openvino").Core().read_model(proto.SerializeToString())
+    except RuntimeError as error:
+        raise ModelFileError(
+            f"OpenVINO cannot read the graph, operator set {opset}: {error}"
+        ) from error
+
+
+def quantised(
+    network: Any, images: Sequence[T], read: Callable[[T], Tensor], progress: Progress
+) -> Any:
+    """An ``openvino.Model`` with its encoders and student in 8 bits, ranges set by real images.
+
+    The dominance head stays in float32: it divides by norms that can be small.
+
+    Args:
+        network: in float32.
+        images: whatever ``read`` takes.
+        read: an image to a network input, (3, H, W) float32 RGB in [0, 1].
+        progress: shows how many are read.
+    """
+    nncf = require_package("nncf")
+    nncf.set_log_level(logging.ERROR)
+    head = [
+        op.get_friendly_name()
+        for op in network.get_ops()
+        if op.get_type_name() == "Convolution"  # only those of the head have no bias
+        and all(i.get_node().get_type_name() != "Add" for i in op.output(0).get_target_inputs())
+    ]
+    in_float32 = nncf.IgnoredScope(
+        names=head,
+        types=["Subtract", "Divide", "Multiply", "MatMul", "Interpolate"],
+        validate=False,
+    )
+    with progress.phase("Quantising to INT8", len(images)) as advance, _quiet_packages():
+
+        def batch_of_one(image: T) -> Any:
+            advance()
+            return read(image)[None].numpy()
+
+        dataset = nncf.Dataset(images, batch_of_one)
+        return nncf.quantize(network, dataset, subset_size=len(images), ignored_scope=in_float32)
+
+
+def save_onnx(proto: Any, metadata: Mapping[str, str], out: Path) -> None:
+    """Write an ``onnx.ModelProto`` whole, with metadata.
+
+    Raises:
+        OutputError: the place cannot be written.
+    """
+    for key, value in metadata.items():
+        proto.metadata_props.add(key=key, value=value)
+    with atomic_write(out) as temporary:
+        temporary.write_bytes(proto.SerializeToString())
+
+
+def save_openvino(network: Any, metadata: Mapping[str, str], out: Path) -> None:
+    """Write both files of an ``openvino.Model``, with metadata; no .xml is there without its .bin.
+
+    Raises:
+        OutputError: the place cannot be written.
+    """
+    for key, value in metadata.items():
+        network.set_rt_info(value, [FORMAT, key])
+    openvino = require_package("openvino")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=".export-") as folder:
+            made = Path(folder) / out.name
+            openvino.save_model(network, made, compress_to_fp16=False)
+            out.unlink(missing_ok=True)  # an earlier .xml must not meet the new weights
+            for suffix in (".bin", ".xml"):
+                made.with_suffix(suffix).replace(out.with_suffix(suffix))
+    except (OSError, RuntimeError) as error:
+        raise OutputError(f"{out}: cannot be written: {error}") from error
+
+
+@contextlib.contextmanager
+def _quiet_packages() -> Iterator[None]:
+    """Silence the progress messages of exporter and quantiser; their errors are still raised."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

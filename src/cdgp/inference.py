@@ -13,7 +13,7 @@ from cdgp import artifact
 from cdgp.data.images import MIN_SIDE, read_image, to_input
 from cdgp.errors import ImageError, ModelFileError, SettingsError
 from cdgp.method.calibration import image_probability
-from cdgp.method.graph import Outputs
+from cdgp.method.network import Outputs
 from cdgp.method.resize import upsample
 from cdgp.presets import Settings
 from cdgp.run_folder import model_file

@@ -13,7 +13,7 @@ from cdgp.artifact import Decision
 from cdgp.evaluation import ScoredImage
 from cdgp.inference import Detector, Prediction, Region, find_regions
 from cdgp.method.calibration import ImageCalibrator
-from cdgp.method.graph import Outputs
+from cdgp.method.network import Outputs
 from cdgp.presets import settings
 from cdgp.runtimes import Card
 

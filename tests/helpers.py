@@ -1,22 +1,30 @@
 """What several test files share."""
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from typer.testing import CliRunner, Result
 
+from cdgp.audit.findings import Audit, audit
 from cdgp.cli.main import app
+from cdgp.data import layouts, scan, splits
+from cdgp.data.manifest import Manifest
+from cdgp.errors import CdgpError, DataError
 from cdgp.method.gp import DualGP, SparseGP
 from cdgp.method.kernels import Kernel, linear
-from cdgp.presets import Settings, settings
+from cdgp.presets import DataSettings, Settings, settings
 from cdgp.progress import Advance, Quiet
+from cdgp_bench.synthetic import make_surface
 
 if TYPE_CHECKING:
     from cdgp.workflows import Run
@@ -25,6 +33,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
 JITTER = 1e-3
+DATA = DataSettings()
+WHITE = DATA.white_level
 TINY_OPTIONS = [
     "--input-size", "64x64", "--set", "dual_gp.steps=2", "--set", "dual_gp.batch_size=4",
     "--set", "dual_gp.no_separation=flag", "--set", "student.steps=2",
@@ -56,12 +66,12 @@ def tiny_options(method: str, folder: Path) -> "MethodOptions | None":
     known = METHODS[method].options
     if not known:
         return None
-    of_methods: dict[str, dict[str, object]] = {
+    by_method: dict[str, dict[str, object]] = {
         "patchcore": {"coreset": 0.1}, "rd4ad": {"epochs": 2}, "draem": {"most_steps": 1},
         "efficientad": {"steps": 2}, "supersimplenet": {"most_steps": 4, "batch": 4},
         "weakrest": {"steps": 4, "batch": 4, "memory": 50},
     }  # fmt: skip
-    changes = of_methods.get(method, {})
+    changes = by_method.get(method, {})
     if method in ("draem", "efficientad"):
         images = folder / "auxiliary" / "things"
         images.mkdir(parents=True, exist_ok=True)
@@ -163,3 +173,56 @@ def unit_tokens(count: int, dim: int, seed: int, dtype: torch.dtype = torch.floa
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randn(count, dim, generator=generator, dtype=torch.float64)
     return torch.nn.functional.normalize(tokens, dim=1).to(dtype)
+
+
+def save_image(path: Path, values: NDArray[Any], **options: Any) -> Path:
+    """An image file, in a folder that is made where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(values).save(path, **options)
+    return path
+
+
+def surface(seed: int, size: tuple[int, int] = (60, 64)) -> NDArray[np.uint8]:
+    """A brushed surface, (H, W) grey."""
+    grey = make_surface(size, np.random.default_rng(seed))[..., 0]
+    return np.rint(255 * grey).astype(np.uint8)
+
+
+def two_bins(folder: Path, good: int = 12, defective: int = 6) -> Path:
+    """Different surfaces of one size in two bins, all changed at one moment."""
+    for i in range(good + defective):
+        name = f"good/{i:02d}.png" if i < good else f"defective/{i - good:02d}.png"
+        path = save_image(folder / name, surface(i))
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    return folder
+
+
+def load_folder(folder: Path) -> Manifest:
+    """The manifest of a folder whose bins have the names of the presets."""
+    return layouts.load(folder, DATA.good, DATA.defective)
+
+
+def digested(manifest: Manifest) -> Manifest:
+    """With digests, read with the white level of the presets."""
+    return scan.digested(manifest, WHITE)
+
+
+def divided(
+    manifest: Manifest, seed: int, needed: Sequence[str] = ("fit", "calibration")
+) -> Manifest:
+    """Split by the fractions of the presets."""
+    return splits.split(manifest, seed, DATA.test_fraction, DATA.calibration_fraction, needed)
+
+
+def audited(manifest: Manifest, white_level: int = WHITE) -> Audit:
+    """The audit of a manifest, from a scan of its own."""
+    return audit(scan.scan(manifest, white_level), white_level)
+
+
+def raised(call: Callable[[], object], *words: str, error: type[CdgpError] = DataError) -> str:
+    """The message of the error that a call raises, which holds all the words."""
+    with pytest.raises(error) as caught:
+        call()
+    message = str(caught.value)
+    assert all(word in message for word in words), message
+    return message

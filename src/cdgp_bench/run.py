@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cdgp.training.stages import pretrained
 from filelock import FileLock, Timeout
 
 from cdgp.data.manifest import Manifest
 from cdgp.errors import CdgpError, DataError, NotRunError, OutputError
 from cdgp.files import write_text
 from cdgp.progress import Progress
-from cdgp.training.stages import pretrained
 from cdgp_bench.datasets import LAYOUTS, against_published
 from cdgp_bench.fake_trees import generate
 from cdgp_bench.grid import METHODS, Cell, Line, budgets_of, distinct, lines_of

@@ -24,7 +24,7 @@ from cdgp import export, runtimes
 from cdgp.cli.main import app
 from cdgp.data.images import to_input
 from cdgp.errors import ImageError, ModelFileError, SettingsError
-from cdgp.method.graph import Outputs
+from cdgp.method.network import Outputs
 from cdgp.workflows import Run
 
 EXAMPLE = ROOT / "examples/onnx_numpy.py"

@@ -5,16 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.helpers import ROOT, tiny_options, tiny_settings
+from cdgp.training.stages import pretrained
+from tests.helpers import ROOT, WHITE, digested, tiny_options, tiny_settings
 
 from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import Manifest
-from cdgp.data.splits import hashed
 from cdgp.method.gp import DualGP
 from cdgp.presets import DataSettings, Settings, merged
 from cdgp.progress import Quiet
 from cdgp.training.dual_gp import new_control
-from cdgp.training.stages import pretrained
 from cdgp_bench.controls import HeteroscedasticHead, LinearHead
 from cdgp_bench.grid import EXPERIMENTS, METHODS, Line, fit, line_settings
 from cdgp_bench.methods import cdgp, classifier
@@ -29,7 +28,7 @@ RESULTS = ROOT / "docs" / "results"
 
 @pytest.fixture(scope="module")
 def prepared(surfaces: Manifest) -> Prepared:
-    return prepare("surfaces", "surfaces", hashed(surfaces), DataSettings(), 0)
+    return prepare("surfaces", "surfaces", digested(surfaces), DataSettings(), 0)
 
 
 def tiny(line: Line = Line("")) -> Settings:  # noqa: B008
@@ -63,7 +62,7 @@ def test_methods_score_every_image_and_train_once(
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")} == states
     np.testing.assert_allclose(again[0].anomaly_map, scored[0].anomaly_map, atol=1e-6)
     network, run = fitted.pipeline()
-    run(to_input(read_image(paths[0]), chosen.input_size)[None])
+    run(to_input(read_image(paths[0], WHITE), chosen.input_size)[None])
     assert sum(p.numel() for p in network.parameters()) > 10_000
     for size, expected in ((None, "native"), (chosen.input_size, "input")):
         row = score_test(fitted, prepared.manifest, size, details=True)

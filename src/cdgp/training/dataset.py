@@ -45,7 +45,7 @@ class InputCache:
 
 
 class WeakDataset:
-    """Weakly labelled images as the network sees them.
+    """Weakly labelled images as the network takes them.
 
     Args:
         samples: what training may see: images and their labels.

@@ -86,9 +86,8 @@ class StudentTraining(nn.Module):
         self, teacher: Encoder, student: ReverseStudent, settings: StudentSettings
     ) -> None:
         super().__init__()
-        self.target = TeacherFeatureCache(
-            teacher
-        )  # no module: the teacher is no part of the trained state
+        # No module: the teacher is no part of the trained weights.
+        self.target = TeacherFeatureCache(teacher)
         self.student = student
         self.settings = settings
 
@@ -97,7 +96,7 @@ class StudentTraining(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of Eq. 22, of clean and corrupted normalised images (B, 3, H, W).
 
-        ``drawn`` says which windows they are.
+        ``drawn`` names their windows.
         """
         self.student.train()
         target = self.target.of(drawn, clean)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cdgp import run_folder
-from cdgp.audit import findings as auditing
-from cdgp.audit.findings import Audit
+from cdgp.audit.duplicates import grouped
+from cdgp.audit.findings import Audit, audit
 from cdgp.data import layouts
+from cdgp.data.scan import scan
 from cdgp.errors import SettingsError
 from cdgp.files import absolute, write_text
 from cdgp.presets import DataSettings
@@ -73,15 +74,16 @@ def check_data(
     if table is not None and absolute(table) in read:
         raise SettingsError(f"--groups {table}: is read here; choose another file")
     with (progress or Quiet()).phase("Reading images", len(manifest.samples)) as advance:
-        audit = auditing.check(manifest, white, advance, notes)
+        scanned = scan(manifest, white, advance)
+    found = audit(scanned, white, notes)
     if folder is not None:
-        write_text(files[0], json.dumps(audit.record(), indent=1) + "\n")
+        write_text(files[0], json.dumps(found.record(), indent=1) + "\n")
         paths = {manifest.name(path): path for path in manifest.paths()}
-        write_check(files[1], f"Check of {source.name}", audit, paths, white)
+        write_check(files[1], f"Check of {source.name}", found, paths, white)
     if table is not None:
-        grouped = auditing.grouped(manifest, audit)
-        replace(grouped, root=table.resolve().parent).write_csv(table)
-    return CheckedData(audit, files[1] if files else None, table)
+        together = grouped(manifest, found)
+        replace(together, root=table.resolve().parent).write_csv(table)
+    return CheckedData(found, files[1] if files else None, table)
 
 
 @contextmanager

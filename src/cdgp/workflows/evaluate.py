@@ -8,7 +8,8 @@ from typing import Any
 from cdgp import run_folder
 from cdgp.data import layouts
 from cdgp.data.manifest import Manifest, Sample
-from cdgp.data.splits import check_leaks, hashed
+from cdgp.data.scan import digested
+from cdgp.data.splits import check_leaks
 from cdgp.evaluation import Evaluation, ScoredImage
 from cdgp.inference import Detector, load
 from cdgp.progress import Progress, Quiet
@@ -95,7 +96,7 @@ def _digested(manifest: Manifest, white_level: int, progress: Progress) -> Manif
     known = [s for s in manifest.samples if stated and s.split != "test" and s.pixel_sha256]
     unread = [s for s in manifest.samples if not stated or s.split == "test" or not s.pixel_sha256]
     with progress.phase("Reading images", len(unread)) as advance:
-        read = hashed(replace(manifest, samples=tuple(unread)), advance, white_level)
+        read = digested(replace(manifest, samples=tuple(unread)), white_level, advance)
     return replace(manifest, samples=(*read.samples, *known))
 
 

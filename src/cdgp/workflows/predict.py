@@ -165,5 +165,5 @@ def named_images(places: Sequence[Path]) -> Iterator[tuple[str, Path]]:
     except ValueError:  # on two drives of a Windows machine nothing is common
         root = None
     for place in places:
-        for path in walk_images(place, tell=True):
+        for path in walk_images(place, warn=True):
             yield (path.relative_to(root) if root else path).as_posix(), path

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from cdgp import artifact, run_folder
-from cdgp.audit import findings as auditing
-from cdgp.audit.findings import Audit, Looks
+from cdgp.audit.findings import Audit, audit
 from cdgp.audit.suspects import Suspect, suspects, write_suspects
 from cdgp.data import layouts
 from cdgp.data.manifest import Manifest
-from cdgp.data.splits import hashed, split
+from cdgp.data.scan import check_readable, scan
+from cdgp.data.splits import split
 from cdgp.evaluation import ScoredImage
 from cdgp.files import shortened, write_text
 from cdgp.inference import Detector
@@ -88,15 +88,15 @@ def train_run(
         if not isinstance(data, Manifest):
             layouts.check_outside(folder, Path(data), settings.data.good, settings.data.defective)
         run_folder.check_startable(folder, settings, resume, overwrite)
-    manifest, audit = prepare_manifest(data, settings, progress)
+    manifest, found = prepare_manifest(data, settings, progress)
     check_calibration(manifest, settings)
-    for finding in audit.of("warning"):  # before the long work, so that it can be stopped
+    for finding in found.of("warning"):  # before the long work, so that it can be stopped
         log.warning("%s: %s", manifest.root, finding.text)
     if folder is None:
         model = train(manifest, settings, new_context(None, None, progress)).model
     else:
-        model = _train_into(folder, manifest, audit, settings, resume, progress)
-    return _evaluate_test(model, manifest, audit, folder, save_maps, progress)
+        model = _train_into(folder, manifest, found, settings, resume, progress)
+    return _evaluate_test(model, manifest, found, folder, save_maps, progress)
 
 
 def prepare_manifest(
@@ -115,21 +115,21 @@ def prepare_manifest(
         manifest = data
     else:
         manifest = layouts.load(Path(data), chosen.good, chosen.defective)
-    looks = Looks()
     with progress.phase("Reading images", len(manifest.samples)) as advance:
-        manifest = hashed(manifest, advance, chosen.white_level, looks.add)
+        scanned = scan(manifest, chosen.white_level, advance)
+    check_readable(scanned)
     held_out = settings.calibration.pictures == "held_out"
     divided = split(
-        manifest, settings.seed, chosen.test_fraction, chosen.calibration_fraction,
+        scanned.manifest, settings.seed, chosen.test_fraction, chosen.calibration_fraction,
         needed=("fit", "calibration") if held_out else ("fit",),
     )  # fmt: skip
-    return divided, auditing.audit(manifest, looks, chosen.white_level)
+    return divided, audit(scanned, chosen.white_level)
 
 
 def _train_into(
     folder: Path,
     manifest: Manifest,
-    audit: Audit,
+    found: Audit,
     settings: Settings,
     resume: bool,
     progress: Progress,
@@ -150,7 +150,7 @@ def _train_into(
     write_text(folder / run_folder.CONFIG, settings.model_dump_json(indent=2) + "\n")
     # Names relative to the run's folder, so that the file can be read where it lies.
     replace(manifest, root=folder.resolve()).write_csv(folder / run_folder.MANIFEST)
-    write_text(folder / run_folder.CHECK, json.dumps(audit.record(), indent=1) + "\n")
+    write_text(folder / run_folder.CHECK, json.dumps(found.record(), indent=1) + "\n")
     context = new_context(folder / run_folder.CHECKPOINTS, folder / run_folder.LOG, progress)
     context.log({"stage": "start", "manifest_sha256": manifest.sha256, "resumed": resume})
     model = train(manifest, settings, context).model
@@ -162,7 +162,7 @@ def _train_into(
 def _evaluate_test(
     model: artifact.Model,
     manifest: Manifest,
-    audit: Audit,
+    found: Audit,
     folder: Path | None,
     save_maps: bool,
     progress: Progress,
@@ -185,9 +185,9 @@ def _evaluate_test(
         facts = TrainingFacts(
             run_folder.read_log(files.folder),
             manifest.counts(),
-            [f"Data: {shortened(finding.text)}." for finding in audit.of("warning")],
+            [f"Data: {shortened(finding.text)}." for finding in found.of("warning")],
             doubted,
         )
         files.write_report(rows, metrics, computed_on, facts)
     separation = model.provenance["separation"]
-    return Run(detector, manifest, folder, separation, audit, doubted, rows, metrics)
+    return Run(detector, manifest, folder, separation, found, doubted, rows, metrics)

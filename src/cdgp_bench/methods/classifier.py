@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from cdgp.training.stages import pretrained
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
@@ -25,7 +26,6 @@ from cdgp.presets import Settings
 from cdgp.progress import Progress
 from cdgp.training.dataset import seeded
 from cdgp.training.loop import new_fabric
-from cdgp.training.stages import pretrained
 from cdgp_bench.methods import Fitted
 from cdgp_bench.methods.common import fitted_network, train_on_labels
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from cdgp.training.stages import dual_gp_samples, fingerprint, shared_parts
 from lightning_fabric import Fabric
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -21,7 +22,6 @@ from cdgp.progress import Progress
 from cdgp.training.dataset import WeakDataset
 from cdgp.training.dual_gp import weak_batch
 from cdgp.training.loop import cosine, json_log, run_stage
-from cdgp.training.stages import dual_gp_samples, fingerprint, shared_parts
 from cdgp_bench.methods import Fitted, MethodOptions, Pipeline, Scored
 
 Run = Callable[[Tensor], tuple[NDArray[np.float32], float]]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from cdgp.training.stages import pretrained
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
@@ -21,7 +22,6 @@ from cdgp.presets import Settings
 from cdgp.progress import Progress
 from cdgp.training.dual_gp import new_projection
 from cdgp.training.loop import new_fabric
-from cdgp.training.stages import pretrained
 from cdgp_bench.controls import LinearHead
 from cdgp_bench.methods import Fitted
 from cdgp_bench.methods.common import fitted_network, train_on_labels

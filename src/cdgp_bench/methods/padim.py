@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cdgp.training.stages import dual_gp_samples
 from pydantic import Field
 
 from cdgp.data.manifest import WeakSplit
@@ -15,7 +16,6 @@ from cdgp.errors import NotRunError
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.stages import dual_gp_samples
 from cdgp_bench.methods import Fitted, MethodOptions
 from cdgp_bench.methods.through_anomalib import (
     ALL_STAGES,

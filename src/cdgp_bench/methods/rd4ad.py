@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cdgp.training.stages import dual_gp_samples
 from pydantic import Field
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
@@ -18,7 +19,6 @@ from cdgp.data.manifest import WeakSplit
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.stages import dual_gp_samples
 from cdgp_bench.methods import Fitted, MethodOptions
 from cdgp_bench.methods.through_anomalib import (
     ALL_STAGES,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from cdgp.training.stages import pretrained
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -19,7 +20,6 @@ from cdgp.progress import Progress
 from cdgp.training.dataset import WeakDataset
 from cdgp.training.dual_gp import new_projection, select_inducing
 from cdgp.training.loop import new_fabric
-from cdgp.training.stages import pretrained
 from cdgp_bench.methods import Fitted
 from cdgp_bench.methods.common import fitted_network
 

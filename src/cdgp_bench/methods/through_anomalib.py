@@ -24,6 +24,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from cdgp.training.stages import pretrained
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
@@ -36,7 +37,6 @@ from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Advance, Progress, Quiet
 from cdgp.training.loop import new_fabric, read_state, return_freed_memory
-from cdgp.training.stages import pretrained
 from cdgp_bench.methods import Fitted, MethodOptions
 from cdgp_bench.methods.common import fitted_network, state_of
 

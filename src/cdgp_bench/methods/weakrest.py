@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from cdgp.training.stages import dual_gp_samples, pretrained
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
@@ -33,7 +34,6 @@ from cdgp.presets import Settings
 from cdgp.progress import Progress
 from cdgp.training.dataset import WeakDataset, seeded, shuffled_stream
 from cdgp.training.loop import cosine, new_fabric
-from cdgp.training.stages import dual_gp_samples, pretrained
 from cdgp_bench.methods import Fitted, MethodOptions
 from cdgp_bench.methods.common import fitted_network, neighbourhoods, state_of, train_with_curve
 from cdgp_bench.methods.through_anomalib import quiet_and_seeded

@@ -23,12 +23,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from cdgp.training.stages import assemble, dual_gp_stage, fingerprint, student_stage
 from PIL import Image
 
 from cdgp.data.images import read_image, to_input
 from cdgp.data.layouts import load
 from cdgp.data.manifest import Manifest, WeakSample
-from cdgp.data.splits import hashed, split
+from cdgp.data.scan import digested
+from cdgp.data.splits import split
 from cdgp.inference import resize_map
 from cdgp.method.calibration import upsample
 from cdgp.method.network import Evidence, calibrated, reconstruction_residual
@@ -40,7 +42,6 @@ from cdgp.progress import Bars
 from cdgp.training.calibrate import CalibrationEvidence, collect_evidence, fit_calibration
 from cdgp.training.dataset import WeakDataset
 from cdgp.training.loop import new_fabric
-from cdgp.training.stages import assemble, dual_gp_stage, fingerprint, student_stage
 from cdgp_bench.methods import Fit, classifier, mil_topk, padim, supersimplenet
 from cdgp_bench.run import read_rows
 from cdgp_bench.synthetic import plant_defect
@@ -162,16 +163,22 @@ class Screening(NamedTuple):
 
 
 def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states: Path) -> None:
-    manifest = split(hashed(load(data / name)), seed)
+    d = preset("lite").data
+    manifest = split(
+        digested(load(data / name, d.good, d.defective), d.white_level), seed,
+        d.test_fraction, d.calibration_fraction, ("fit", "calibration"),
+    )  # fmt: skip
     calibration = manifest.weak("calibration")
     calibrating, planting = halves(manifest)
     fabric, progress = new_fabric(), Bars()
     size = SIZES[name]
     planted = [
-        plant_defect(read_image(s.image), np.random.default_rng([seed, index]))
+        plant_defect(read_image(s.image, d.white_level), np.random.default_rng([seed, index]))
         for index, s in enumerate(planting)
     ]
-    native = [pixels for pixels, _ in planted] + [read_image(s.image) for s in planting]
+    native = [pixels for pixels, _ in planted] + [
+        read_image(s.image, d.white_level) for s in planting
+    ]
     masks = [mask for _, mask in planted]
     masks += [np.zeros_like(mask) for mask in masks]
     screening = Screening(manifest, size, seed, native, masks)
@@ -305,7 +312,9 @@ def distance_row(
         found = [f.anomaly_map for f in fitted.score(saved(native, Path(folder)))]
     sums = standardised(found, usual, masks)
     if residual:
-        usual = residuals_of((read_image(path) for path in good), manifest, s, states)
+        usual = residuals_of(
+            (read_image(path, s.data.white_level) for path in good), manifest, s, states
+        )
         found = residuals_of(native, manifest, s, states)
         sums = [a + b for a, b in zip(sums, standardised(found, usual, masks), strict=True)]
     return {"calibration_image_auroc": None, "input_size": size,

@@ -26,15 +26,17 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cdgp import artifact
-from cdgp.audit import findings as audit
+from cdgp.audit.findings import audit
 from cdgp.data import images, layouts
 from cdgp.data.manifest import read_csv
+from cdgp.data.scan import scan
 from cdgp.errors import CdgpError
-from cdgp.presets import PRESETS, read_settings
+from cdgp.presets import PRESETS, DataSettings, read_settings
 from cdgp.presets import settings as preset
 from cdgp.progress import Quiet
 from cdgp.workflows import train_run as fit
 
+DATA = DataSettings()
 Door = Callable[[bytes], object]
 
 
@@ -115,7 +117,7 @@ def doors(folder: Path, chosen: str = "") -> dict[str, tuple[list[bytes], Door]]
 
     def image(data: bytes) -> object:
         file.write_bytes(data)
-        found, facts = images.read_with_facts(file)
+        found, facts = images.read_with_facts(file, DATA.white_level)
         assert found.dtype == np.float32 and found.ndim == 3 and found.shape[2] == 3
         assert np.isfinite(found).all() and found.min() >= 0 and found.max() <= 1
         return facts.format
@@ -141,8 +143,8 @@ def doors(folder: Path, chosen: str = "") -> dict[str, tuple[list[bytes], Door]]
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if not target.exists():
                     target.write_bytes(whole)
-        found = layouts.load(tree)
-        audit.check(found).record()
+        found = layouts.load(tree, DATA.good, DATA.defective)
+        audit(scan(found, DATA.white_level), DATA.white_level).record()
         return bool(sum(len(s.masks) for s in found.samples))
 
     def table(data: bytes) -> object:

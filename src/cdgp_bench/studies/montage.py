@@ -19,6 +19,7 @@ from cdgp.data.images import read_image
 from cdgp.data.manifest import Sample
 from cdgp.errors import CdgpError
 from cdgp.inference import resize_map
+from cdgp.presets import DataSettings
 from cdgp.progress import Bars
 from cdgp_bench.grid import METHODS
 from cdgp_bench.plan import read_plan
@@ -56,7 +57,7 @@ def main() -> None:
                 for scored in fitted.score([s.image for s in chosen])
             ]
     for key, maps in columns.items():
-        images = [read_image(s.image) for s in shown[key]]
+        images = [read_image(s.image, DataSettings().white_level) for s in shown[key]]
         masks = [marked(s) for s in shown[key]]
         height = 2.0 * max(p.shape[0] / p.shape[1] for p in images)
         figure, axes = plt.subplots(

@@ -71,13 +71,13 @@ FOREIGN, REPEATS = 0.1, 8
 def build(name: str, folder: Path, images: int) -> tuple[Any, dict[str, Any]]:
     """A module from (1, 3, 256, 256) RGB in [0, 1] to (map, ..., score), and facts of it."""
     import torch
+    from cdgp.training.stages import pretrained
     from torch import Tensor, nn
 
     from cdgp.artifact import load
     from cdgp.method.backbone import Encoder
     from cdgp.method.graph import EvidenceGraph, InferenceGraph
     from cdgp.presets import settings
-    from cdgp.training.stages import pretrained
     from cdgp_bench.grid import METHODS as KNOWN
     from cdgp_bench.methods import efficientad, padim, patchcore, rd4ad, supersimplenet
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cdgp.training.stages import pretrained
 
 from cdgp.data import layouts
 from cdgp.data.manifest import WeakSample
@@ -31,7 +32,6 @@ from cdgp.progress import Advance, Quiet
 from cdgp.training.dataset import WeakDataset
 from cdgp.training.dual_gp import DualGPTraining, train_dual_gp
 from cdgp.training.loop import new_fabric
-from cdgp.training.stages import pretrained
 from cdgp.training.student import StudentTraining, train_student
 from cdgp_bench.measure.complexity import machine
 
@@ -97,7 +97,7 @@ def one(data: Path, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     chosen = settings("lite")
     fabric = new_fabric()
-    manifest = layouts.load(data)
+    manifest = layouts.load(data, chosen.data.good, chosen.data.defective)
     images = {}
     for label, count in ((False, GOOD), (True, DEFECTIVE)):
         samples = [s for s in manifest.samples if s.defective == label]

@@ -11,12 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.helpers import assert_same, tiny_settings, weights_of
+from tests.helpers import (
+    WHITE,
+    assert_same,
+    digested,
+    divided,
+    tiny_settings,
+    weights_of,
+)
 
 from cdgp import artifact
 from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import Manifest, WeakSample
-from cdgp.data.splits import hashed, split
 from cdgp.files import subsample_evenly
 from cdgp.method.resize import upsample
 from cdgp.method.student import residual_map, residuals
@@ -51,10 +57,10 @@ def test_same_seed_same_weights_and_other_masks_change_nothing(
 
 
 def test_split_does_not_depend_on_the_order(surfaces: Manifest) -> None:
-    ready = hashed(surfaces)
+    ready = digested(surfaces)
     shuffled = list(ready.samples)
     random.Random(0).shuffle(shuffled)
-    a, b = split(ready, 3), split(replace(ready, samples=tuple(shuffled)), 3)
+    a, b = divided(ready, 3), divided(replace(ready, samples=tuple(shuffled)), 3)
     assert {s.image: s.split for s in a.samples} == {s.image: s.split for s in b.samples}
     assert a.sha256 == b.sha256
 
@@ -115,9 +121,8 @@ def test_subsample_evenly_is_bounded_and_keeps_the_ends() -> None:
 
 
 def test_balanced_batches_are_half_defective(surfaces: Manifest) -> None:
-    dataset = WeakDataset(
-        split(hashed(surfaces), 0).weak("train"), InputCache((64, 64), 65535, False)
-    )
+    samples = divided(digested(surfaces), 0).weak("train")
+    dataset = WeakDataset(samples, InputCache((64, 64), 65535, False))
     for step in range(5):
         chosen = dual_gp.batch_indices(dataset, "balanced", 7, step, seed=0)
         assert int(dataset.defective[chosen].sum()) == 3
@@ -138,7 +143,7 @@ def test_images_beyond_the_cache_are_the_same(
 @pytest.mark.slow
 def test_student_reconstructs_normal_images_and_fails_on_defects(tmp_path: Path) -> None:
     """Residual AUROC-P at least 0.9 on planted defects; a student that copies cannot pass."""
-    manifest = split(hashed(make_dataset(tmp_path, good=60, defective=12, size=(128, 128))), 0)
+    manifest = divided(digested(make_dataset(tmp_path, good=60, defective=12, size=(128, 128))), 0)
     chosen = settings("lite", input_size=(128, 128), student={"steps": 150})
     fit_images = [s for s in manifest.weak_split().fit if not s.defective]
     dataset = WeakDataset(fit_images, new_inputs(chosen))
@@ -148,7 +153,7 @@ def test_student_reconstructs_normal_images_and_fails_on_defects(tmp_path: Path)
     for index, sample in enumerate(s for s in manifest.samples if not s.defective):
         if sample.split == "fit":
             continue
-        pixels, mask = plant_defect(read_image(sample.image), np.random.default_rng(index))
+        pixels, mask = plant_defect(read_image(sample.image, WHITE), np.random.default_rng(index))
         with torch.inference_mode():
             features = teacher(teacher.normalise(to_input(pixels, (128, 128))[None]))
             rebuilt = student(features[2], [(f.shape[-2], f.shape[-1]) for f in features])

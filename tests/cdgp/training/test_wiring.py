@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.helpers import tiny_settings
+from tests.helpers import digested, divided, tiny_settings
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cdgp.data.manifest import Manifest
-from cdgp.data.splits import hashed, split
 from cdgp.method.gp import DualGP, SparseGP
 from cdgp.method.kernels import linear
 from cdgp.method.network import Evidence
@@ -262,7 +261,7 @@ def test_calibration_uses_good_images_alone(tail_pixels: int) -> None:
 
 def test_dual_gp_takes_the_calibration_images_or_leaves_them(surfaces: Manifest) -> None:
     """Seen: fit and calibration; held out: fit alone."""
-    manifest = split(hashed(surfaces), 0)
+    manifest = divided(digested(surfaces), 0)
     parts = {p: {s.image for s in manifest.of(p)} for p in ("fit", "calibration", "test")}
     for images, expected in (
         ("seen", parts["fit"] | parts["calibration"]),

@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cdgp.training.stages import pretrained
 from PIL import Image
-from tests.helpers import tiny_options, tiny_settings
+from tests.helpers import WHITE, digested, tiny_options, tiny_settings
 
 from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import Manifest, WeakSample
-from cdgp.data.splits import hashed
 from cdgp.errors import NotRunError, SettingsError
 from cdgp.presets import DataSettings
 from cdgp.progress import Quiet
 from cdgp.training.dataset import WeakDataset
-from cdgp.training.stages import pretrained
 from cdgp_bench.formats import Table, TableRow, marks
 from cdgp_bench.grid import METHODS, Line, line_settings
 from cdgp_bench.methods import draem, efficientad, padim, patchcore, rd4ad, weakrest
@@ -32,7 +31,7 @@ THROUGH = {"padim": padim, "patchcore": patchcore, "rd4ad": rd4ad, "draem": drae
 
 @pytest.fixture(scope="module")
 def prepared(surfaces: Manifest) -> Prepared:
-    return prepare("surfaces", "surfaces", hashed(surfaces), DataSettings(), 0)
+    return prepare("surfaces", "surfaces", digested(surfaces), DataSettings(), 0)
 
 
 @pytest.mark.slow
@@ -399,7 +398,7 @@ def test_supersimplenet_map_is_blurred_at_the_input_size(
     (scored,) = fitted.score([path])
     network: Any = fitted.pipeline().network
     with torch.inference_mode():
-        image = to_input(read_image(path), chosen.input_size)[None]
+        image = to_input(read_image(path, WHITE), chosen.input_size)[None]
         logits = network.said(network.adaptor(network.features(image))).position
         spread = interpolate(logits, (64, 64), mode="bilinear")[0, 0].numpy()
     expected = gaussian_filter(spread, 4.0, mode="mirror", truncate=3.0)

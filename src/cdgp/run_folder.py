@@ -112,7 +112,7 @@ def check_startable(folder: Path, settings: Settings, resume: bool, overwrite: b
         OutputError: it exists, cannot be written, or holds no run to resume.
         SettingsError: the run to resume was started with other settings.
     """
-    check_one_of(resume, overwrite)
+    check_not_both(resume, overwrite)
     with _output_errors(folder):
         if resume:
             _check_same_settings(folder, settings)
@@ -126,8 +126,8 @@ def check_startable(folder: Path, settings: Settings, resume: bool, overwrite: b
             raise OutputError(f"{folder}: cannot be written: no right to write into {nearest}")
 
 
-def check_one_of(resume: bool, overwrite: bool) -> None:
-    """Refuse --resume together with --overwrite.
+def check_not_both(resume: bool, overwrite: bool) -> None:
+    """Check that --resume and --overwrite are not both given.
 
     Raises:
         SettingsError: both are given.

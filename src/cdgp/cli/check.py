@@ -79,6 +79,6 @@ def show_audit(audit: "Audit") -> None:
         if len(finding.images) > 3:
             warn(f"    and {len(finding.images) - 3} more")
     if audit.shortcuts:
-        say("facts that tell good from defective (AUROC; 0.5 is guessing):")
+        say("facts that predict the label (AUROC; 0.5 is guessing):")
         for s in audit.shortcuts:
             say(f"  {s.auroc:.3f}  {s.fact}")

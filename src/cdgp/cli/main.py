@@ -19,7 +19,7 @@ FURTHER = {
     "benchmark": "Compare methods, controls and settings on data sets (cdgp_bench).",
     "bench-latency": "Measure latency, throughput, memory and cold start (cdgp_bench).",
 }
-"""Those commands, and what help says of them; only a call looks for the entry point."""
+"""Those commands with their line of help; the entry point is looked up only when one is called."""
 
 app = typer.Typer(
     name="cdgp",

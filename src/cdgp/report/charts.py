@@ -12,7 +12,7 @@ from cdgp.report.overlay import heat
 
 WIDTH, HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 54, 14, 30, 46
-"""Margins around the plotted area, which the axes' texts and the legend stand in."""
+"""Margins around the plotted area, with room for the axes' labels and the legend."""
 BINS = 30
 MOST_LOG_ODDS = 9.2
 """Probabilities beyond 0.0001 and 0.9999 are drawn there."""
@@ -74,13 +74,13 @@ def histogram(groups: Mapping[str, Sequence[float]], threshold: float) -> Histog
 def histogram_chart(found: Histogram, threshold: float) -> Markup:
     """Bars of one group upwards and of a second one downwards, heights as square roots."""
     names = list(found.counts)
-    signs = dict(zip(names, (1, -1), strict=False))
+    direction = dict(zip(names, (1, -1), strict=False))
     roots = {n: float(np.sqrt(max(c, default=0))) for n, c in found.counts.items()}
     top, bottom = max(roots[names[0]], 1), roots[names[1]] if len(names) > 1 else 0.0
     plot = _Plot((found.edges[0], found.edges[-1]), (-bottom * 1.04, top * 1.04))
-    for sign, largest in ((1, top), (-1, bottom)):
+    for up, largest in ((1, top), (-1, bottom)):
         for count in _count_ticks(largest, plot.pixels_per_y):
-            plot.y_tick(sign * float(np.sqrt(count)), f"{count}")
+            plot.y_tick(up * float(np.sqrt(count)), f"{count}")
     taken: list[float] = []
     for p in PROBABILITY_TICKS:
         x = plot.x(float(log_odds(p)))
@@ -91,7 +91,7 @@ def histogram_chart(found: Histogram, threshold: float) -> Markup:
         for left, right, count in zip(found.edges, found.edges[1:], counts, strict=False):
             if count:
                 tip = f"{_p(left)} to {_p(right)}: {count} {name}"
-                plot.bar(left, right, signs[name] * float(np.sqrt(count)), name, count, tip)
+                plot.bar(left, right, direction[name] * float(np.sqrt(count)), name, count, tip)
     plot.line([(found.edges[0], 0), (found.edges[-1], 0)], "axis")
     middle = float(log_odds(threshold))
     plot.line([(middle, plot.y_range[0]), (middle, plot.y_range[1])], "threshold")
@@ -133,7 +133,7 @@ def line_chart(title: str, y_label: str, series: Mapping[str, tuple[str, Points]
     """Curves over training steps.
 
     Args:
-        title: what a screen reader says.
+        title: for screen readers.
         y_label: what the upward axis shows.
         series: style class to (legend, points); at least one point in all.
     """
@@ -163,15 +163,15 @@ def colour_bar(scale: tuple[float, float], region_level: float) -> Markup:
         f'<stop offset="{i / 24:.4f}" stop-color="#{r:02x}{g:02x}{b:02x}"/>'
         for i, (r, g, b) in enumerate(colours)
     )
-    marks = []
+    ticks = []
     for value in _round_ticks(low, high):
         x = 10 + 300 * (value - low) / span
-        marks.append(f'<path class="axis" d="M{x:.1f} 34v4"/>')
-        marks.append(f'<text x="{x:.1f}" y="51" text-anchor="middle">{value:g}</text>')
+        ticks.append(f'<path class="axis" d="M{x:.1f} 34v4"/>')
+        ticks.append(f'<text x="{x:.1f}" y="51" text-anchor="middle">{value:g}</text>')
     if low <= region_level <= high:
         x = 10 + 300 * (region_level - low) / span
-        marks.append(f'<path class="axis" d="M{x:.1f} 14v20"/>')
-        marks.append(
+        ticks.append(f'<path class="axis" d="M{x:.1f} 14v20"/>')
+        ticks.append(
             f'<text x="{x:.1f}" y="10" text-anchor="middle">regions from {region_level:.1f}</text>'
         )
     label = f"Colour scale from {low:g} to {high:.3g} nats, dark to light"
@@ -179,7 +179,7 @@ def colour_bar(scale: tuple[float, float], region_level: float) -> Markup:
         f'<svg class="colour-bar" viewBox="0 0 350 56" role="img" aria-label="{label}">'
         f'<defs><linearGradient id="heat">{stops}</linearGradient></defs>'
         '<rect x="10" y="16" width="300" height="18" rx="2" fill="url(#heat)"/>'
-        f'{"".join(marks)}<text x="317" y="30">nats</text></svg>'
+        f'{"".join(ticks)}<text x="317" y="30">nats</text></svg>'
     )
 
 

@@ -21,7 +21,7 @@ ANCHORS = np.array(
     ]
 )  # fmt: skip
 """Evenly spaced sRGB colours whose CIE lightness rises by equal steps, from 4 to 97: black over
-purple and orange to pale yellow. Order is told by lightness, so no colour vision is needed."""
+purple and orange to pale yellow. Lightness alone shows the order, for every colour vision."""
 
 OPACITY = 0.85
 """Of the heat where the map reaches the end of the scale."""
@@ -29,7 +29,7 @@ MAX_BOXES = 20
 LEAST_SIDE, MOST_SIDE = 256, 1024
 """Range, in pixels, that the longer side of a drawn image is brought into."""
 STACKED_FROM = 1.5
-"""Images at least this many times as wide as high stand above each other."""
+"""Image and map go above each other where the image is this many times as wide as high."""
 GAP = 4
 PAPER, INK = (24, 26, 29), (240, 241, 243)
 
@@ -95,7 +95,7 @@ def panels(
 def overlay(
     image: NDArray[np.float32], prediction: Prediction, scale: tuple[float, float]
 ) -> Image.Image:
-    """Both panels, wide ones above each other, over a strip that tells the decision.
+    """Both panels, wide ones above each other, with the decision in a strip below.
 
     Arguments as `panels`.
     """
@@ -137,8 +137,8 @@ def output_name(name: str) -> str:
     Sub-folders, the image's own suffix and letters of every script are kept. Every other unsafe
     character becomes the %XX of its UTF-8 bytes, as do dots and spaces at either end and what
     Windows reserves, so that distinct names stay distinct and none leaves the folder. Parts that
-    are too long end in a digest. Names that differ in case alone collide where the file system
-    does not tell case.
+    are too long end in a digest. Names that differ in case alone collide on file systems that
+    ignore case.
 
     Example:
         >>> output_name("line 2/part#7.jpg"), output_name("../part.png")

@@ -63,7 +63,7 @@ def predict_folder(
         Interrupted: stopped by the user; ``resume`` goes on from there.
         CdgpError: see ``cdgp.errors``.
     """
-    run_folder.check_one_of(resume, overwrite)
+    run_folder.check_not_both(resume, overwrite)
     folder, detector = Path(out), load(model)
     places = outermost([_existing(Path(path)) for path in images])
     count = sum(1 for place in places for _ in walk_images(place))

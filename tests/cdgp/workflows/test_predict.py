@@ -1,0 +1,73 @@
+"""Prediction as a workflow: the command's files, one pass, resumption."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.cdgp.workflows.watching import Counted, assert_same_files
+from tests.helpers import Interrupting, cdgp, noise_image
+
+from cdgp.data.manifest import Manifest
+from cdgp.errors import Interrupted
+from cdgp.workflows import Run, predict_folder
+from cdgp.workflows.predict import outermost
+
+
+def test_python_and_command_leave_the_same_files(
+    surfaces: Manifest, tiny_run: Run, tmp_path: Path
+) -> None:
+    assert tiny_run.folder is not None
+    ours, theirs = tmp_path / "python/out", tmp_path / "command/out"
+    done = cdgp("predict", tiny_run.folder, surfaces.root / "good", "--out", theirs, "--save-maps")
+    assert done.exit_code == 0, done.output
+    result = predict_folder(tiny_run.folder, [surfaces.root / "good"], ours, save_maps=True)
+    assert (result.folder, result.scored, result.unreadable) == (ours, 24, 0)
+    assert f"24 scored, {result.rejected} called defective" in done.output
+    assert_same_files(ours, theirs)
+    assert {path.name for path in ours.iterdir()} == {
+        "maps", "overlays", "report.html", "scores.csv",
+    }  # fmt: skip
+
+
+def test_each_image_is_decoded_and_predicted_once(
+    surfaces: Manifest, tiny_run: Run, tmp_path: Path, counted: Counted
+) -> None:
+    assert tiny_run.folder is not None
+    predict_folder(tiny_run.folder, [surfaces.root / "good"], tmp_path / "out", save_maps=True)
+    images = [sample.image for sample in surfaces.samples if not sample.defective]
+    assert counted.reads == Counter(images)
+    assert len(counted.inputs) == len(images) and max(counted.inputs.values()) == 1
+
+
+def test_after_resumption_the_report_alone_reads_earlier_images(
+    surfaces: Manifest, tiny_run: Run, tmp_path: Path, counted: Counted
+) -> None:
+    assert tiny_run.folder is not None
+    arguments = tiny_run.folder, [surfaces.root / "defective"], tmp_path / "out"
+    with pytest.raises(Interrupted, match=r"after 5 of 12 images"):
+        predict_folder(*arguments, progress=Interrupting("Prediction", 5))
+    assert sum(counted.reads.values()) == 5
+    result = predict_folder(*arguments, resume=True)
+    assert result.scored == 12
+    # Two galleries of eight images show twelve at most; nothing is read a third time.
+    assert set(counted.reads.values()) <= {1, 2}
+    assert sum(count == 2 for count in counted.reads.values()) <= 5
+    assert set(counted.inputs.values()) <= {1, 2}
+
+
+def test_unreadable_images_are_counted_and_the_first_are_named(
+    tiny_run: Run, tmp_path: Path
+) -> None:
+    assert tiny_run.folder is not None
+    noise_image(tmp_path / "in/good.png")
+    for i in range(25):
+        (tmp_path / f"in/{i:02}.png").write_bytes(b"")
+    result = predict_folder(tiny_run.folder, [tmp_path / "in"], tmp_path / "out")
+    assert (result.scored, result.unreadable, len(result.problems)) == (1, 25, 20)
+    assert "00.png" in result.problems[0]
+    assert len((tmp_path / "out/unreadable.csv").read_text().splitlines()) == 26
+
+
+def test_outermost_drops_what_lies_in_another_place() -> None:
+    places = [Path("/a/b"), Path("/a"), Path("/ab"), Path("/a"), Path("/c/d.png")]
+    assert outermost(places) == [Path("/a"), Path("/ab"), Path("/c/d.png")]

@@ -16,12 +16,12 @@ from cdgp.progress import Quiet
 from cdgp.training.dual_gp import new_control
 from cdgp.training.stages import pretrained
 from cdgp_bench.controls import HeteroscedasticHead, LinearHead
-from cdgp_bench.grid import EXPERIMENTS, METHODS, Line, fit, line_settings
+from cdgp_bench.grid import EXPERIMENTS, METHODS, Variant, fit, variant_settings
 from cdgp_bench.methods import cdgp, classifier
 from cdgp_bench.methods.classifier import Classifier, class_activation, grad_cam
 from cdgp_bench.plan import read_plan, ready_plans
 from cdgp_bench.protocol import Prepared, prepare
-from cdgp_bench.run import identity_of, plan_cells, read_rows
+from cdgp_bench.run import identity_of, plan_runs, read_rows
 from cdgp_bench.scoring import score_test
 
 RESULTS = ROOT / "docs" / "results"
@@ -32,7 +32,7 @@ def prepared(surfaces: Manifest) -> Prepared:
     return prepare("surfaces", "surfaces", hashed(surfaces), DataSettings(), 0)
 
 
-def tiny(line: Line = Line("")) -> Settings:  # noqa: B008
+def tiny(line: Variant = Variant("")) -> Settings:  # noqa: B008
     changes = merged(METHODS[line.method].changes, line.changes)
     steps = {
         "dual_gp": {"steps": 2, "batch_size": 4, "no_separation": "flag"},
@@ -45,7 +45,7 @@ def tiny(line: Line = Line("")) -> Settings:  # noqa: B008
 def test_methods_score_every_image_and_train_once(
     method: str, prepared: Prepared, tmp_path: Path
 ) -> None:
-    chosen = tiny(Line("", method))
+    chosen = tiny(Variant("", method))
     own = tiny_options(method, tmp_path / "given")
     paths = [s.image for s in prepared.manifest.of("test")]
     fitted = fit(method, prepared.weak, chosen, own, tmp_path, Quiet())
@@ -58,9 +58,9 @@ def test_methods_score_every_image_and_train_once(
         assert np.isfinite(one.image_score)
         assert not fitted.probability or 0 <= one.image_score <= 1
     assert np.ptp(scored[0].anomaly_map) > 0
-    states = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")}
+    checkpoints = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")}
     again = list(fit(method, prepared.weak, chosen, own, tmp_path, Quiet()).score(paths))
-    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")} == states
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")} == checkpoints
     np.testing.assert_allclose(again[0].anomaly_map, scored[0].anomaly_map, atol=1e-6)
     network, run = fitted.pipeline()
     run(to_input(read_image(paths[0]), chosen.input_size)[None])
@@ -133,7 +133,7 @@ def test_grad_cam_is_the_gradient_weighted_map() -> None:
 
 def test_cam_and_grad_cam_share_their_classifier(prepared: Prepared, tmp_path: Path) -> None:
     for of_one in (classifier.fit_cam, classifier.fit_grad_cam):
-        of_one(prepared.weak, tiny(Line("", "grad_cam")), tmp_path, Quiet())
+        of_one(prepared.weak, tiny(Variant("", "grad_cam")), tmp_path, Quiet())
     assert len(list(tmp_path.rglob("classifier.safetensors"))) == 1
 
 
@@ -177,11 +177,11 @@ def test_controls_start_as_the_prior_and_take_the_inducing_budgets() -> None:
 
 def test_settings_of_lines() -> None:
     """Each line changes what it says; the classifier's rate belongs to lite alone."""
-    lite = {m: line_settings(Line("", m), "lite", 0, (64, 64), {}) for m in METHODS}
+    lite = {m: variant_settings(Variant("", m), "lite", 0, (64, 64), {}) for m in METHODS}
     assert lite["cdgp"].student == lite["cdgp_paper"].student
     assert lite["cdgp_paper"].dual_gp.sigma_gradient and not lite["cdgp"].dual_gp.sigma_gradient
     assert lite["grad_cam"].dual_gp.learning_rate == 3e-3
-    paper = line_settings(Line("", "grad_cam"), "paper", 0, (64, 64), {})
+    paper = variant_settings(Variant("", "grad_cam"), "paper", 0, (64, 64), {})
     assert paper.dual_gp.learning_rate == 1e-4
     for lines in EXPERIMENTS.values():
         names = [(line.method, line.setting) for line in lines]
@@ -194,7 +194,7 @@ def test_ready_plans_are_whole() -> None:
     ]  # fmt: skip
     for name in ready_plans():
         plan = read_plan(name)
-        cells = plan_cells(plan, {(d, "x") for d in plan.datasets})
+        cells = plan_runs(plan, {(d, "x") for d in plan.datasets})
         assert len({c.identity for c in cells}) == len(cells) > 0
 
 
@@ -202,7 +202,7 @@ def test_ready_plans_are_whole() -> None:
 def test_committed_rows_are_those_of_the_plans(plan: str) -> None:
     """Every row has the configuration digest of its cell, so none was made with other settings."""
     chosen = read_plan(plan)
-    cells = {c.identity: c for c in plan_cells(chosen, {(d, d) for d in chosen.datasets})}
+    cells = {c.identity: c for c in plan_runs(chosen, {(d, d) for d in chosen.datasets})}
     rows = read_rows(RESULTS / plan / "results.jsonl")
     assert rows
     for row in rows:

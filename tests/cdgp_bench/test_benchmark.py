@@ -22,7 +22,7 @@ from cdgp.progress import Quiet
 from cdgp_bench import grid
 from cdgp_bench.fake_trees import ksdd2_tree
 from cdgp_bench.plan import read_plan
-from cdgp_bench.run import ROWS, only_one, plan_cells, read_rows, run_plan
+from cdgp_bench.run import ROWS, only_one, plan_runs, read_rows, run_plan
 from cdgp_bench.synthetic import make_dataset
 
 COMMAND = [sys.executable, "-m", "cdgp.cli.main", "benchmark", "smoke", "--quiet"]
@@ -76,7 +76,7 @@ def test_smoke_renders_every_table_and_figure(finished: Path) -> None:
     rows = read_rows(finished / ROWS)
     plan = read_plan("smoke")
     parts = {("mvtec_ad2", "can"), ("mvtec_ad2", "vial"), ("ksdd2", "ksdd2"), ("visa", "candle")}
-    assert len(rows) == len(plan_cells(plan, parts)) == 140
+    assert len(rows) == len(plan_runs(plan, parts)) == 140
     for row in rows:
         assert row["status"] == "ok"
         assert row["metric_size"] == "input"
@@ -107,7 +107,7 @@ def test_killed_at_five_points_it_ends_with_the_same_tables(finished: Path, tmp_
         )  # fmt: skip
         while process.poll() is None:
             reached = len(read_rows(out / ROWS)) >= rows_before
-            begun = (out / "states").exists() or (rows_before == 0 and (out / "manifests").exists())
+            begun = (out / "checkpoints").exists() or (rows_before == 0 and (out / "manifests").exists())
             if reached and begun:
                 break
             time.sleep(0.02)
@@ -282,9 +282,9 @@ def test_half_a_generated_data_set_is_never_used(
     with monkeypatch.context() as patched:
         patched.setattr("cdgp_bench.run.generate", stopped)
         with pytest.raises(KeyboardInterrupt):
-            run_plan(plan, out, out / "states", [], Quiet(), lambda line: None)
+            run_plan(plan, out, out / "checkpoints", [], Quiet(), lambda line: None)
     assert not (out / "data" / "surfaces").exists()
-    found = run_plan(plan, out, out / "states", [], Quiet(), lambda line: None)
+    found = run_plan(plan, out, out / "checkpoints", [], Quiet(), lambda line: None)
     assert [r["category"] for r in found.rows] == ["candle", "pcb1"]
 
 
@@ -440,7 +440,7 @@ def test_rows_of_other_settings_are_refused_and_of_the_same_reused(
     monkeypatch.setitem(
         grid.METHODS, "static_max", method._replace(fit=lambda *a: pytest.fail("computed again"))
     )
-    reuse = ["--reuse", tmp_path / "a", "--states", tmp_path / "a" / "states"]
+    reuse = ["--reuse", tmp_path / "a", "--checkpoints", tmp_path / "a" / "checkpoints"]
     code, output = run_cli(plan, "--out", tmp_path / "b", *reuse)
     assert code == 0, output
     assert "(taken over)" in output

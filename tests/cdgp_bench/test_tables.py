@@ -44,15 +44,15 @@ def plan() -> Plan:
 def test_summaries_average_categories_within_seeds(plan: Plan) -> None:
     rows = [row("cdgp", c, s, v + s / 10)
             for c, v in (("can", 0.2), ("vial", 0.6)) for s in (0, 1, 2)]  # fmt: skip
-    found = Evidence(plan, rows).summary("mvtec_ad2", FULL, "pixel_auroc")
+    found = ResultTable(plan, rows).summary("mvtec_ad2", FULL, "pixel_auroc")
     assert found == Summary(pytest.approx(0.5), pytest.approx(0.1), 3)
-    incomplete = Evidence(plan, rows[:-1]).summary("mvtec_ad2", FULL, "pixel_auroc")
+    incomplete = ResultTable(plan, rows[:-1]).summary("mvtec_ad2", FULL, "pixel_auroc")
     assert incomplete is not None and incomplete.seeds == 2
 
 
 def test_failed_rows_are_no_numbers(plan: Plan) -> None:
     rows = [row("cdgp", "can", 0, 0.5, status="failed", reason="x")]
-    assert Evidence(plan, rows).summary("mvtec_ad2", FULL, "pixel_auroc") is None
+    assert ResultTable(plan, rows).summary("mvtec_ad2", FULL, "pixel_auroc") is None
 
 
 def test_best_and_second_are_marked_as_they_print() -> None:
@@ -153,17 +153,17 @@ def test_labels_of_the_print_are_lines_of_the_experiments() -> None:
 
 def test_ours_stand_beside_the_print_only_under_the_same_protocol(plan: Plan) -> None:
     rows = [row("cdgp", c, s, 0.5 + s / 100) for c in MVTEC_AD2_CATEGORIES for s in (0, 1, 2)]
-    text = published(Evidence(plan, rows))
+    text = published(ResultTable(plan, rows))
     assert "| CDGP | 100 ± 0 → 51.0 ± 1.0 | 96.8 ± 0.7 → 51.0 ± 1.0 |" in text
     assert "| PaDiM | 69.9 ± 1.4 → not run |" in text
     assert "| can | 100 ± 0 → 51.0 ± 1.0 |" in text
-    assert "51.0" not in published(Evidence(plan, rows[3:])), "a category is missing"
+    assert "51.0" not in published(ResultTable(plan, rows[3:])), "a category is missing"
     lost = [r if r["category"] != "can" else {**r, "status": "failed"} for r in rows]
-    assert "| CDGP | 100 ± 0 → not run |" in published(Evidence(plan, lost)), "a category failed"
+    assert "| CDGP | 100 ± 0 → not run |" in published(ResultTable(plan, lost)), "a category failed"
     for change in ({"preset": "lite"}, {"metric_size": "native"}, {"seeds": (0, 1)},
                    {"settings": {"dual_gp": {"steps": 9}}}):  # fmt: skip
         assert not same_protocol(plan.model_copy(update=change), "mvtec_ad2")
-        other = published(Evidence(plan.model_copy(update=change), rows))
+        other = published(ResultTable(plan.model_copy(update=change), rows))
         assert "51.0" not in other and "96.8 ± 0.7 → not run" in other
     for name in ("paper-ksdd2", "paper-visa", "paper-mvtec-ad2"):
         chosen = read_plan(name)
@@ -192,16 +192,16 @@ def test_counts_other_than_the_published_are_another_protocol() -> None:
     plan = read_plan("paper-ksdd2")
     whole = {"fit": [1668, 197], "calibration": [417, 49], "test": [894, 110]}
     rows = [row("cdgp", "ksdd2", s, 0.5, dataset="ksdd2", parts=whole) for s in (0, 1, 2)]
-    assert "| CDGP | 97.4 ± 0.2 → 50.0 ± 0.0 |" in published(Evidence(plan, rows))
+    assert "| CDGP | 97.4 ± 0.2 → 50.0 ± 0.0 |" in published(ResultTable(plan, rows))
     for r in rows:
         r["parts"] = whole | {"test": [894, 109]}
-    assert "| CDGP | 97.4 ± 0.2 → not run |" in published(Evidence(plan, rows))
+    assert "| CDGP | 97.4 ± 0.2 → not run |" in published(ResultTable(plan, rows))
 
 
 def test_a_failed_category_is_no_part_of_a_mean(plan: Plan) -> None:
     rows = [row("cdgp", c, s, 0.9, status="ok" if c == "can" else "failed", reason="r")
             for c in ("can", "vial") for s in (0, 1, 2)]  # fmt: skip
-    assert Evidence(plan, rows).summary("mvtec_ad2", FULL, "pixel_auroc") is None
+    assert ResultTable(plan, rows).summary("mvtec_ad2", FULL, "pixel_auroc") is None
 
 
 def test_budgets_beyond_the_images_say_so(plan: Plan) -> None:

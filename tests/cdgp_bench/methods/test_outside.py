@@ -19,7 +19,7 @@ from cdgp.progress import Quiet
 from cdgp.training.dataset import WeakDataset
 from cdgp.training.stages import pretrained
 from cdgp_bench.formats import Table, TableRow, marks
-from cdgp_bench.grid import METHODS, Line, line_settings
+from cdgp_bench.grid import METHODS, Variant, variant_settings
 from cdgp_bench.methods import draem, efficientad, padim, patchcore, rd4ad, weakrest
 from cdgp_bench.methods import supersimplenet as ssn
 from cdgp_bench.methods import through_anomalib as through
@@ -407,11 +407,11 @@ def test_supersimplenet_map_is_blurred_at_the_input_size(
 
 
 def test_options_take_part_in_the_rows_digest() -> None:
-    from cdgp_bench.grid import Cell
+    from cdgp_bench.grid import Run
 
-    chosen = line_settings(Line("", "padim"), "lite", 0, (64, 64), {})
+    chosen = variant_settings(Variant("", "padim"), "lite", 0, (64, 64), {})
     cells = [
-        Cell("d", "c", Line("", "padim"), 0, None, chosen, padim.Options(features=n))
+        Run("d", "c", Variant("", "padim"), 0, None, chosen, padim.Options(features=n))
         for n in (100, 101)
     ]
     assert cells[0].config_sha256 != cells[1].config_sha256

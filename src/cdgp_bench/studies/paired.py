@@ -211,7 +211,7 @@ def alarms(key: SplitKey, methods: dict[str, Profile]) -> list[Row]:
         share = at_limit[one.defective].sum() / at_limit.sum()
         rows.append({"kind": "alarms", "dataset": key.dataset, "category": key.category,
                      "seed": key.seed, "method": method,
-                     "in_defective_images": float(share)})  # fmt: skip
+                     "in_defective_pictures": float(share)})  # fmt: skip
     return rows
 
 
@@ -287,7 +287,7 @@ def sizes_table(rows: Sequence[Row]) -> str:
             for key in LIMITS
             for size in SIZES
         ]
-        values.append(np.mean([r["in_defective_images"] for r in found if "size" not in r]))
+        values.append(np.mean([r["in_defective_pictures"] for r in found if "size" not in r]))
         cells = " | ".join(f"{100 * v:.1f}" for v in values)
         seeds = len({r["seed"] for r in found})
         lines.append(f"| {dataset} | {METHODS[method].title} | {seeds} | {cells} |")

@@ -55,7 +55,6 @@ log = logging.getLogger(__name__)
 class Layout:
     """How one data set is stored on disk."""
 
-    title: str
     load: Callable[[Path], dict[str, Manifest]]
     """The set's folder to its categories; raises DataError for any other folder."""
     published: Mapping[str, Counts | None]
@@ -181,11 +180,11 @@ def visa_rows(table: Path) -> list[dict[str, str]]:
 
 
 LAYOUTS: Mapping[str, Layout] = {
-    "folder": Layout("images in good/ and defective/, or a CSV manifest", _folder, {}),
-    "mvtec_ad": Layout("MVTec AD", mvtec_ad, MVTEC_AD_PUBLISHED),
-    "mvtec_ad2": Layout("MVTec AD 2", mvtec_ad2, dict.fromkeys(MVTEC_AD2_CATEGORIES)),
-    "ksdd2": Layout("KolektorSDD2", ksdd2, {"ksdd2": {"train": (2085, 246), "test": (894, 110)}}),
-    "visa": Layout("VisA", visa, VISA_PUBLISHED),
+    "folder": Layout(_folder, {}),
+    "mvtec_ad": Layout(mvtec_ad, MVTEC_AD_PUBLISHED),
+    "mvtec_ad2": Layout(mvtec_ad2, dict.fromkeys(MVTEC_AD2_CATEGORIES)),
+    "ksdd2": Layout(ksdd2, {"ksdd2": {"train": (2085, 246), "test": (894, 110)}}),
+    "visa": Layout(visa, VISA_PUBLISHED),
 }
 
 

@@ -24,7 +24,7 @@ class DatasetPlan(_Section):
     """One data set of a plan."""
 
     layout: str = "folder"
-    """One of ``data.datasets.LAYOUTS``."""
+    """One of ``datasets.LAYOUTS``."""
     path: str = ""
     """Folder or CSV; ``$NAME`` is replaced by the environment variable."""
     generated: bool = False

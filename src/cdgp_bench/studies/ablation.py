@@ -59,25 +59,19 @@ BASE = {
     "initial_mean": 0.0,
     "initial_scale": 1.0,
 }
+RANDOM: dict[str, Any] = {"sampler": "random"}
+RANDOM_MAXIMUM = RANDOM | {"mil_pooling": "max"}
 DUAL_GP_VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
-    "literal": {"sigma_gradient": True, "sampler": "random", "mil_pooling": "max"},
+    "literal": RANDOM_MAXIMUM | {"sigma_gradient": True},
     "sigma gradient": {"sigma_gradient": True},
     "maximum": {"mil_pooling": "max"},
     "top 5 %": {"mil_pooling": "top"},
-    "random sampler": {"sampler": "random"},
-    "random sampler, maximum": {"sampler": "random", "mil_pooling": "max"},
-    "random sampler, maximum, 3e-3": {
-        "sampler": "random",
-        "mil_pooling": "max",
-        "learning_rate": 3e-3,
-    },
-    "random sampler, maximum, frozen": {
-        "sampler": "random",
-        "mil_pooling": "max",
-        "batch_norm": "frozen",
-    },
-    "random sampler, top 5 %": {"sampler": "random", "mil_pooling": "top"},
+    "random sampler": RANDOM,
+    "random sampler, maximum": RANDOM_MAXIMUM,
+    "random sampler, maximum, 3e-3": RANDOM_MAXIMUM | {"learning_rate": 3e-3},
+    "random sampler, maximum, frozen": RANDOM_MAXIMUM | {"batch_norm": "frozen"},
+    "random sampler, top 5 %": RANDOM | {"mil_pooling": "top"},
     "frozen batch norm": {"batch_norm": "frozen"},
     "S = 0.01 I": {"initial_scale": 0.1},
     "m = 1": {"initial_mean": 1.0},

@@ -160,9 +160,9 @@ def aupro_table(path: Path) -> str:
 
 
 def doctor_table(rows: Sequence[Row]) -> str:
-    """What the data doctor finds on the two sets, and how many flipped labels."""
+    """What `cdgp check` finds on the two sets, and how many flipped labels."""
     lines = [
-        "| set | images | near pairs | found | told beyond them | of which another part | "
+        "| set | images | near pairs | found | false alarms | of which another part | "
         "byte copies | empty masks | strongest shortcut |",
         "|---" * 9 + "|",
     ]

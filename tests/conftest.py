@@ -1,18 +1,12 @@
 """Fixtures that several files share."""
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
 from tests.helpers import tiny_settings
 
 from cdgp.data.manifest import Manifest
-from cdgp.training.fit import Run, fit
+from cdgp.workflows import Run, train_run
 from cdgp_bench.synthetic import make_dataset
-
-if TYPE_CHECKING:
-    pass
-
 
 torch.set_num_threads(1)
 
@@ -26,4 +20,4 @@ def surfaces(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 @pytest.fixture(scope="session")
 def tiny_run(surfaces: Manifest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of a few steps, with all its files."""
-    return fit(surfaces.root, tmp_path_factory.mktemp("runs") / "tiny", tiny_settings())
+    return train_run(surfaces.root, tmp_path_factory.mktemp("runs") / "tiny", tiny_settings())

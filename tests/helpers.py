@@ -1,21 +1,46 @@
 """What several test files share."""
 
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pytest
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
+from typer.testing import CliRunner, Result
 
+from cdgp.audit.findings import Audit, audit
+from cdgp.cli.main import app
+from cdgp.data import layouts, scan, splits
+from cdgp.data.manifest import Manifest
+from cdgp.errors import CdgpError, DataError
 from cdgp.method.gp import DualGP, SparseGP
 from cdgp.method.kernels import Kernel, linear
-from cdgp.presets import Settings, settings
+from cdgp.presets import DataSettings, Settings, settings
 from cdgp.progress import Advance, Quiet
-from cdgp.training.fit import Run
+from cdgp_bench.synthetic import make_surface
+
+if TYPE_CHECKING:
+    from cdgp.workflows import Run
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
 JITTER = 1e-3
+DATA = DataSettings()
+WHITE = DATA.white_level
+TINY_OPTIONS = [
+    "--input-size", "64x64", "--set", "dual_gp.steps=2", "--set", "dual_gp.batch_size=4",
+    "--set", "dual_gp.no_separation=flag", "--set", "student.steps=2",
+    "--set", "student.batch_size=2", "--set", "inducing.normal=8", "--set", "inducing.anomaly=4",
+    "--quiet",
+]  # fmt: skip
+"""Options of ``cdgp train`` for a few steps."""
 
 
 def tiny_settings(**changes: object) -> Settings:
@@ -28,6 +53,29 @@ def tiny_settings(**changes: object) -> Settings:
         "inducing": {"normal": 8, "anomaly": 4},
     }
     return settings("lite", **{**values, **changes})
+
+
+def cdgp(*arguments: object) -> Result:
+    """Run a command of the command line."""
+    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "100"})
+
+
+def plain(result: Result) -> str:
+    """Output and errors as one line of words, so that wrapping does not matter."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", result.output).split())
+
+
+def noise_image(path: Path, size: tuple[int, int] = (40, 40), seed: int = 0) -> Path:
+    """Write an image of noise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 255, (*size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def snapshot(folder: Path) -> dict[Path, bytes]:
+    """The content of every file below a folder."""
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 class Interrupting(Quiet):
@@ -55,7 +103,7 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
         torch.testing.assert_close(value, b[key], atol=1e-6, rtol=0, msg=key)
 
 
-def weights_of(run: Run) -> dict[str, torch.Tensor]:
+def weights_of(run: "Run") -> dict[str, torch.Tensor]:
     return run.detector.model.network.state_dict()
 
 
@@ -64,7 +112,7 @@ def random_gp(
 ) -> SparseGP:
     """A GP with random m and random lower-triangular L of the given scale."""
     generator = torch.Generator().manual_seed(seed)
-    gp = SparseGP(Z, kernel, jitter).requires_grad_(False)
+    gp = SparseGP(Z, kernel, jitter, 0.0, 1.0).requires_grad_(False)
     M = len(Z)
     gp.m.copy_(torch.randn(M, generator=generator, dtype=torch.float64))
     gp.L.copy_(scale * torch.randn(M, M, generator=generator, dtype=torch.float64).tril())
@@ -80,7 +128,67 @@ def random_pair(
     return DualGP(normal, anomaly)
 
 
+def sparse_gps(pair: DualGP) -> tuple[SparseGP, SparseGP]:
+    """The normal and the anomaly GP of a pair, as what they are."""
+    assert isinstance(pair.normal, SparseGP)
+    assert isinstance(pair.anomaly, SparseGP)
+    return pair.normal, pair.anomaly
+
+
 def unit_tokens(count: int, dim: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randn(count, dim, generator=generator, dtype=torch.float64)
     return torch.nn.functional.normalize(tokens, dim=1).to(dtype)
+
+
+def save_image(path: Path, values: NDArray[Any], **options: Any) -> Path:
+    """An image file, in a folder that is made where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(values).save(path, **options)
+    return path
+
+
+def surface(seed: int, size: tuple[int, int] = (60, 64)) -> NDArray[np.uint8]:
+    """A brushed surface, (H, W) grey."""
+    grey = make_surface(size, np.random.default_rng(seed))[..., 0]
+    return np.rint(255 * grey).astype(np.uint8)
+
+
+def two_bins(folder: Path, good: int = 12, defective: int = 6) -> Path:
+    """Different surfaces of one size in two bins, all changed at one moment."""
+    for i in range(good + defective):
+        name = f"good/{i:02d}.png" if i < good else f"defective/{i - good:02d}.png"
+        path = save_image(folder / name, surface(i))
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    return folder
+
+
+def load_folder(folder: Path) -> Manifest:
+    """The manifest of a folder whose bins have the names of the presets."""
+    return layouts.load(folder, DATA.good, DATA.defective)
+
+
+def digested(manifest: Manifest) -> Manifest:
+    """With digests, read with the white level of the presets."""
+    return scan.digested(manifest, WHITE)
+
+
+def divided(
+    manifest: Manifest, seed: int, needed: Sequence[str] = ("fit", "calibration")
+) -> Manifest:
+    """Split by the fractions of the presets."""
+    return splits.split(manifest, seed, DATA.test_fraction, DATA.calibration_fraction, needed)
+
+
+def audited(manifest: Manifest, white_level: int = WHITE) -> Audit:
+    """The audit of a manifest, from a scan of its own."""
+    return audit(scan.scan(manifest, white_level), white_level)
+
+
+def raised(call: Callable[[], object], *words: str, error: type[CdgpError] = DataError) -> str:
+    """The message of the error that a call raises, which holds all the words."""
+    with pytest.raises(error) as caught:
+        call()
+    message = str(caught.value)
+    assert all(word in message for word in words), message
+    return message

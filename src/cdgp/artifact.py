@@ -10,19 +10,14 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from cdgp.errors import CdgpError, ModelFileError
 from cdgp.files import save_tensors
-from cdgp.method.backbone import Encoder
-from cdgp.method.calibration import BranchStatistics, ImageCalibrator, NormalTail
-from cdgp.method.gp import DualGP, SparseGP
-from cdgp.method.kernels import kernel_named
-from cdgp.method.network import Calibration, Network
-from cdgp.method.student import ReverseStudent
-from cdgp.method.tokens import TokenProjection
+from cdgp.method.build import network_from_tensors
+from cdgp.method.calibration import BranchStatistics, Calibration, ImageCalibrator, NormalTail
+from cdgp.method.network import Network
 from cdgp.presets import Settings, settings_from_json
 
 FORMAT = "cdgp-model"
@@ -110,7 +105,7 @@ def load(path: Path) -> Model:
         calibration = _calibration(json.loads(metadata["calibration"]), tensors.pop(TAIL))
         decision = decision_of(json.loads(metadata["decision"]))
         provenance = json.loads(metadata["provenance"])
-        network = _network(settings, tensors)
+        network = network_from_tensors(settings, tensors)
     except (
         KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, CdgpError,
     ) as error:  # fmt: skip
@@ -165,59 +160,6 @@ def _calibration(numbers: dict[str, Any], scores: Tensor) -> Calibration:
         numbers["fusion_weight"],
         numbers["image_weight"],
     )
-
-
-def _network(settings: Settings, tensors: dict[str, Tensor]) -> Network:
-    _check_shapes(settings, tensors)
-    backbone = settings.backbone
-    encoder, teacher = Encoder(backbone.name), Encoder(backbone.name)
-    kernel = kernel_named(settings.dual_gp.kernel, settings.dual_gp.rbf_sigma)
-    normal, anomaly = (
-        SparseGP(tensors[f"gps.{name}.Z"], kernel, settings.dual_gp.jitter)
-        for name in ("normal", "anomaly")
-    )
-    for name, gp in (("normal", normal), ("anomaly", anomaly)):
-        # The fused head is derived when the network is put together, so the values come first.
-        gp.m.data = tensors[f"gps.{name}.m"]
-        gp.L.data = tensors[f"gps.{name}.L"]
-    network = Network(
-        encoder,
-        TokenProjection(encoder.channels, backbone.token_dim),
-        DualGP(normal, anomaly),
-        teacher,
-        ReverseStudent(teacher.channels, settings.student.widths),
-        settings.calibration.pooling_sharpness,
-        settings.dual_gp.variance_floor,
-        settings.calibration.evidence,
-    )
-    network.load_state_dict(tensors)
-    return network
-
-
-def _check_shapes(settings: Settings, tensors: dict[str, Tensor]) -> None:
-    """Damaged settings may name a network of any size, so nothing of it is made before this."""
-    backbone = settings.backbone
-    with torch.device("meta"):
-        encoder = Encoder(backbone.name)
-        parts = {
-            "encoder": encoder,
-            "teacher": encoder,
-            "projection": TokenProjection(encoder.channels, backbone.token_dim),
-            "student": ReverseStudent(encoder.channels, settings.student.widths),
-        }
-    expected = {
-        f"{part}.{key}": value.shape
-        for part, module in parts.items()
-        for key, value in module.state_dict().items()
-    }
-    for name in ("normal", "anomaly"):
-        count = len(tensors[f"gps.{name}.Z"])
-        expected[f"gps.{name}.Z"] = torch.Size((count, backbone.token_dim))
-        expected[f"gps.{name}.m"] = torch.Size((count,))
-        expected[f"gps.{name}.L"] = torch.Size((count, count))
-    other = [key for key, shape in expected.items() if tensors[key].shape != shape]
-    if other:
-        raise ValueError(f"{other[0]} has another shape than its settings name")
 
 
 def _null(value: float) -> float | None:

@@ -1,21 +1,24 @@
-"""Everything this package raises on purpose.
+"""Every error that this package raises on purpose.
 
-Each message names the file or the option, what is wrong with it, and what to do. Every class
-carries the exit code that the command line ends with.
+Each message says which file or option is wrong, what is wrong with it, and what to do. Each class
+has the exit code of the command line.
 
 ```
 CdgpError                     1   the root: catch this to catch all
-├── SettingsError             2   an unknown, missing or impossible setting
-│   └── NotRunError           2   a method lacks something that the plan must give it
-├── DataError                 3   the images, masks or manifest cannot be used
-│   ├── ImageError          3   one image or mask that cannot be read as asked
+├── SettingsError             2   an unknown, missing or impossible setting or option
+│   └── NotRunError           2   benchmark: a method lacks an input that the plan must give
+├── DataError                 3   images, masks or a manifest that cannot be used
+│   ├── ImageError            3   one image or mask that cannot be read
 │   └── LeakError             3   the same image on both sides of a split
-├── WeightsError              1   backbone weights that cannot be had
-├── ModelFileError            1   a model file that is damaged, foreign or from another version
-├── OutputError               1   a place that cannot be written, or that holds something already
-├── LatencyError              1   a measuring process that ended early
-└── TrainingError             1   training went wrong
-    └── NoSeparationError     1   good and defective images do not separate: no usable model
+├── WeightsError              1   backbone weights that cannot be loaded
+├── ModelFileError            1   a model file that is damaged, foreign or of another version
+├── OutputError               1   a place that cannot be written, or that already holds something
+├── LatencyError              1   benchmark: a measuring process that ended early
+└── TrainingError             1   training failed
+    └── NoSeparationError     1   good and defective images are not separable: no usable model
+
+KeyboardInterrupt
+└── Interrupted             130   stopped by the user; what is finished can be resumed
 ```
 """
 
@@ -33,7 +36,7 @@ class SettingsError(CdgpError):
 
 
 class NotRunError(SettingsError):
-    """A method lacks something that the plan must give; in a benchmark its row says 'not run'."""
+    """A method lacks an input that the plan must give; its row in a benchmark says 'not run'."""
 
 
 class DataError(CdgpError):
@@ -43,15 +46,15 @@ class DataError(CdgpError):
 
 
 class ImageError(DataError):
-    """One image or mask that cannot be read as asked; the message begins with its path."""
+    """One image or mask that cannot be read; the message begins with its path."""
 
 
 class LeakError(DataError):
-    """The same image stands on both sides of a split."""
+    """The same image is on both sides of a split."""
 
 
 class WeightsError(CdgpError):
-    """Backbone weights that cannot be had; the message names the other ways to get them."""
+    """Backbone weights that cannot be loaded; the message names other ways to get them."""
 
 
 class ModelFileError(CdgpError):
@@ -67,8 +70,12 @@ class LatencyError(CdgpError):
 
 
 class TrainingError(CdgpError):
-    """Training could not go on."""
+    """Training failed."""
 
 
 class NoSeparationError(TrainingError):
-    """Good and defective training images do not separate, so there is no usable model."""
+    """Good and defective training images are not separable, so there is no usable model."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Stopped by the user; the message says how much is finished and how to go on."""

@@ -1,10 +1,10 @@
-"""Score labelled images with a detector: one row an image, and the metrics over them."""
+"""Scored images as rows, and the metrics of labelled ones."""
 
 import csv
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdgp.data.images import read_masks, resize_mask
-from cdgp.data.manifest import Manifest, Sample
+from cdgp.data.manifest import Sample
 from cdgp.files import atomic_write, printable
 from cdgp.inference import Detector, Prediction, Region
 from cdgp.metrics.ranking import Measure, image_auroc, pixel_auroc
 from cdgp.metrics.regions import aupro
 from cdgp.metrics.reliability import expected_calibration_error, overkill_and_escape
-from cdgp.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class ScoredImage:
     path: Path
     split: str | None
     defective: bool | None
-    """Its label, or None where there is none."""
+    """Its label; None where it has none."""
     pred_score: float
     pred_label: bool
     regions: tuple[Region, ...]
@@ -52,11 +51,8 @@ class ScoredImage:
         )  # fmt: skip
 
 
-OnPrediction = Callable[[ScoredImage, Prediction], None]
-
-
 class MapFile:
-    """Maps of many images in one temporary file, so that memory does not grow with them."""
+    """Maps of many images in one temporary file: memory does not grow with their number."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="cdgp-maps-")  # noqa: SIM115
@@ -76,52 +72,51 @@ class MapFile:
         return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
 
-def evaluate(
-    detector: Detector,
-    manifest: Manifest,
-    samples: Sequence[Sample],
-    progress: Progress,
-    on_prediction: OnPrediction = lambda row, prediction: None,
-) -> tuple[list[ScoredImage], dict[str, Any]]:
-    """Score samples; their masks are read into the metrics, after an image is scored.
+class Evaluation:
+    """Collects scored, labelled images one by one; gives the metrics over all of them.
 
-    Pixel metrics take every good image (all of it unmarked) and every defective image with a
-    marked mask, at the images' own sizes; a defective image without a mask, or with an empty
-    one, takes part in the image metrics alone, and is listed.
+    The pixel metrics take every good image (all of it unmarked) and every defective image with a
+    marked mask, at the images' own sizes. A defective image without a mask, or with an empty one,
+    counts in the image metrics alone and is listed in the notes.
 
     Args:
-        detector: a trained detector.
-        manifest: that the samples belong to, for their names.
-        samples: images with labels and, where there are any, masks.
-        progress: where to tell the progress.
-        on_prediction: called with each row and its prediction, to draw or store it.
-
-    Returns:
-        The rows, and the metrics as ``metrics.json`` holds them.
-
-    Raises:
-        ImageError: an image or mask that cannot be read.
+        detector: that scores the images.
     """
-    rows: list[ScoredImage] = []
-    store, masks, names = MapFile(), list[NDArray[np.bool_]](), list[str]()
-    notes: dict[str, list[str]] = defaultdict(list)
-    with progress.phase("Evaluation", len(samples)) as advance:
-        for sample in samples:
-            prediction = detector.predict(sample.image)
-            name = manifest.name(sample.image)
-            row = ScoredImage.of(prediction, name, sample.image, sample.split, sample.defective)
-            rows.append(row)
-            on_prediction(row, prediction)
-            height, width = prediction.anomaly_map.shape
-            mask = true_mask(sample, (height, width), (height, width), name, notes)
-            if mask is not None:
-                store.append(prediction.anomaly_map)
-                masks.append(mask)
-                names.append(name)
-            advance()
-    metrics = image_metrics(rows, detector) | pixel_metrics(store.maps(), masks, names)
-    metrics["notes"] = odd_images(notes, samples)
-    return rows, metrics
+
+    def __init__(self, detector: Detector) -> None:
+        self.rows: list[ScoredImage] = []
+        self._detector = detector
+        self._samples: list[Sample] = []
+        self._maps, self._masks, self._names = MapFile(), list[NDArray[np.bool_]](), list[str]()
+        self._notes: dict[str, list[str]] = defaultdict(list)
+
+    def add(self, row: ScoredImage, sample: Sample, anomaly_map: NDArray[np.float32]) -> None:
+        """Take one image; its masks are read only now, after it is scored.
+
+        Args:
+            row: of the image.
+            sample: with the label and masks.
+            anomaly_map: (H, W) of the original image.
+
+        Raises:
+            ImageError: a mask that cannot be read.
+        """
+        self.rows.append(row)
+        self._samples.append(sample)
+        size = (anomaly_map.shape[0], anomaly_map.shape[1])
+        mask = true_mask(sample, size, size, row.name, self._notes)
+        if mask is not None:
+            self._maps.append(anomaly_map)
+            self._masks.append(mask)
+            self._names.append(row.name)
+
+    def metrics(self) -> dict[str, Any]:
+        """The metrics as ``metrics.json`` holds them."""
+        return {
+            **image_metrics(self.rows, self._detector),
+            **pixel_metrics(self._maps.maps(), self._masks, self._names),
+            "notes": odd_images(self._notes, self._samples),
+        }
 
 
 def true_mask(
@@ -131,14 +126,14 @@ def true_mask(
     name: str,
     notes: dict[str, list[str]],
 ) -> NDArray[np.bool_] | None:
-    """(H, W) bool, or None where the image takes no part in the pixel metrics.
+    """The mask of an image, (H, W) bool; None where it takes no part in the pixel metrics.
 
     Args:
-        sample: with its masks.
+        sample: with its label and masks.
         native: (height, width) of the image.
-        size: (height, width) that is scored; where it is another, nearest neighbours are taken.
+        size: (height, width) of the result, resized by nearest neighbour.
         name: of the image, for the notes.
-        notes: lists of odd images, added to.
+        notes: names of odd images by what is odd; added to.
     """
     marked = read_masks(sample.masks, native) if sample.masks else None
     if not sample.defective:
@@ -159,27 +154,29 @@ def true_mask(
 
 
 def odd_images(notes: dict[str, list[str]], samples: Sequence[Sample]) -> dict[str, list[str]]:
-    """The notes worth telling; that no image at all has a mask is no oddity of an image."""
+    """The notes to report; missing masks are left out where no image has a mask at all."""
     if not any(sample.masks for sample in samples):
         notes = {key: names for key, names in notes.items() if key != "defective_without_mask"}
     return {key: names for key, names in notes.items() if names}
 
 
 def image_metrics(rows: Sequence[ScoredImage], detector: Detector) -> dict[str, Any]:
-    """Image AUROC, calibration error, and what the decision costs, with the counts."""
+    """Image AUROC, calibration error, overkill and escape, with the counts."""
     scores = np.array([row.pred_score for row in rows], dtype=np.float64)
     labels = np.array([bool(row.defective) for row in rows], dtype=np.bool_)
     decisions = overkill_and_escape(scores, labels, detector.threshold)
     return {
         "good": int((~labels).sum()),
         "defective": int(labels.sum()),
-        **_told("image_auroc", image_auroc(scores, labels, names=[row.name for row in rows])),
-        **_told("expected_calibration_error", expected_calibration_error(scores, labels)),
+        **_with_reason(
+            "image_auroc", image_auroc(scores, labels, names=[row.name for row in rows])
+        ),
+        **_with_reason("expected_calibration_error", expected_calibration_error(scores, labels)),
         "threshold": detector.threshold,
         "threshold_source": detector.card.decision.source,
         "false_reject_bound": detector.card.decision.false_reject_bound,
-        **_told("overkill", decisions.overkill),
-        **_told("escape", decisions.escape),
+        **_with_reason("overkill", decisions.overkill),
+        **_with_reason("escape", decisions.escape),
     }
 
 
@@ -188,27 +185,27 @@ def pixel_metrics(
     masks: Sequence[NDArray[np.bool_]],
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Pixel AUROC and AUPRO at 0.3 and 0.05 of maps against masks of the same sizes."""
+    """Pixel AUROC, and AUPRO up to 0.3 and 0.05, of maps against masks of the same sizes."""
     regions = aupro(maps, masks, limits=(0.3, 0.05), names=names)
     return {
         "pictures_with_pixels": len(maps),
         "metric_size": "native",
-        **_told("pixel_auroc", pixel_auroc(maps, masks, names=names)),
-        **_told("pixel_aupro_30", regions[0.3]),
-        **_told("pixel_aupro_05", regions[0.05]),
+        **_with_reason("pixel_auroc", pixel_auroc(maps, masks, names=names)),
+        **_with_reason("pixel_aupro_30", regions[0.3]),
+        **_with_reason("pixel_aupro_05", regions[0.05]),
     }
 
 
-def _told(name: str, measure: Measure) -> dict[str, Any]:
-    """A metric, and the reason where it is undefined."""
-    told: dict[str, Any] = {name: measure.value}
+def _with_reason(name: str, measure: Measure) -> dict[str, Any]:
+    """A metric by its name, and the reason where it is undefined."""
+    entry: dict[str, Any] = {name: measure.value}
     if measure.value is None:
-        told[f"{name}_reason"] = measure.reason
-    return told
+        entry[f"{name}_reason"] = measure.reason
+    return entry
 
 
 def write_scores(path: Path, rows: Iterable[ScoredImage]) -> None:
-    """``scores.csv``: image, split, label, pred_score, pred_label, regions (JSON)."""
+    """Write ``scores.csv``: image, split, label, pred_score, pred_label, regions (JSON)."""
     words = {True: "defective", False: "good", None: ""}
     with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as f:
         table = csv.writer(f)
@@ -218,7 +215,7 @@ def write_scores(path: Path, rows: Iterable[ScoredImage]) -> None:
                 printable(row.name),
                 row.split or "",
                 words[row.defective],
-                repr(row.pred_score),  # shortest that reads back the same: 0.9999999 stays below 1
+                repr(row.pred_score),  # the shortest text that reads back as the same number
                 words[row.pred_label],
                 json.dumps([asdict(region) for region in row.regions]),
             ])  # fmt: skip

@@ -29,12 +29,13 @@ from cdgp.data.layouts import walk_images
 from cdgp.data.manifest import read_csv
 from cdgp.errors import DataError, ModelFileError, OutputError, SettingsError
 from cdgp.files import absolute, atomic_write, digest, subsample_evenly
-from cdgp.inference import model_file
 from cdgp.method.backbone import STRIDES
 from cdgp.method.calibration import image_probability
-from cdgp.method.graph import InferenceGraph, Outputs
+from cdgp.method.graph import InferenceGraph
+from cdgp.method.network import Outputs
 from cdgp.metrics.ranking import image_auroc
 from cdgp.progress import Advance, Progress
+from cdgp.run_folder import MANIFEST, model_file
 from cdgp.runtimes import (
     FORMAT,
     INPUT,
@@ -110,7 +111,7 @@ def read_source(path: Path, images: Sequence[Path] = ()) -> Source:
         if not found:
             raise DataError(f"--images {', '.join(map(str, images))}: no images found")
         return Source(model_file(path), model, found, found)
-    table = model_file(path).parent / "manifest.csv"
+    table = model_file(path).parent / MANIFEST
     if not table.is_file():
         raise DataError(
             f"{table}: is not there, so there are no images to compare the export on; give some "

@@ -1,11 +1,9 @@
-"""Files that are whole or not there."""
+"""Files written whole or not at all; digests, paths, and texts that any reader can show."""
 
 import hashlib
 import os
-import re
-import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -20,9 +18,9 @@ T = TypeVar("T")
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its name once the block has ended well.
+    """Give a temporary path beside ``path``; rename it to ``path`` once the block has succeeded.
 
-    Whatever kills the program, a reader finds the old file, the new one, or none.
+    Whenever the program is killed, a reader finds the old file, the new one, or none.
 
     Raises:
         OutputError: the place cannot be written.
@@ -65,48 +63,14 @@ def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[
             raise OutputError(f"{path}: cannot be written: {error}") from error
 
 
-LEFTOVER = re.compile(r"\..+(\.[^.]+)\.[a-z0-9_]{8}\1")
-"""How ``atomic_write`` names what it has not finished: .NAME.SUFFIX.12345678.SUFFIX"""
-RESULT_FOLDERS = ("overlays", "maps")
-RESULT_FILES = (
-    "scores.csv", "metrics.json", "report.html", "suspects.csv", "check.json", "unreadable.csv",
-    "unfinished.sqlite", "unfinished.sqlite-journal",
-)  # fmt: skip
-
-
-def check_not_replaced(folder: Path, names: Iterable[str], paths: Iterable[Path]) -> None:
-    """Sub-folders that are about to be replaced must hold nothing that is read.
-
-    Raises:
-        OutputError: one of the paths lies in ``folder / name``.
-    """
-    own = [Path(os.path.normpath((folder / name).absolute())) for name in names]
-    for path in paths:
-        if any(path.is_relative_to(place) for place in own):
-            raise OutputError(
-                f"{folder}: holds {path} where a run keeps its own files; choose another --out"
-            )
-
-
-def remove_results(folder: Path) -> None:
-    """Take away what an earlier scoring left in a folder; everything else stays."""
-    for name in RESULT_FILES:
-        (folder / name).unlink(missing_ok=True)
-    for name in RESULT_FOLDERS:
-        shutil.rmtree(folder / name, ignore_errors=True)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Take away what a kill left of files that ``atomic_write`` was writing; others stay."""
-    places = [folder.glob(".*"), *((folder / name).rglob(".*") for name in RESULT_FOLDERS)]
-    for path in (path for place in places for path in place):
-        if LEFTOVER.fullmatch(path.name) and path.is_file():
-            path.unlink()
-
-
 def printable(text: str) -> str:
-    """The text with bytes of names that are no UTF-8 escaped, so that any reader can show it."""
+    """The text with bytes of file names that are no UTF-8 escaped, so that any reader shows it."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def shortened(text: str, most: int = 400) -> str:
+    """The text, cut after ``most`` characters."""
+    return text if len(text) <= most else f"{text[:most].rstrip()} …"
 
 
 def write_text(path: Path, text: str, errors: str = "strict") -> None:
@@ -116,7 +80,7 @@ def write_text(path: Path, text: str, errors: str = "strict") -> None:
 
 
 def absolute(path: Path) -> Path:
-    """The path made absolute and freed of `..`, symbolic links kept."""
+    """The path made absolute, without `..`; symbolic links are kept."""
     return Path(os.path.normpath(path.absolute()))
 
 

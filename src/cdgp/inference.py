@@ -1,4 +1,4 @@
-"""Images to predictions: map at the image's own size, probability, decision, regions."""
+"""From an image to a prediction: map at the image's own size, probability, decision, regions."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,24 +12,20 @@ from scipy import ndimage
 from cdgp import artifact
 from cdgp.data.images import MIN_SIDE, read_image, to_input
 from cdgp.errors import ImageError, ModelFileError, SettingsError
-from cdgp.method.calibration import image_probability, upsample
+from cdgp.method.calibration import image_probability
+from cdgp.method.network import Outputs
+from cdgp.method.resize import upsample
 from cdgp.presets import Settings
-from cdgp.runtimes import (
-    EXPORTED,
-    Card,
-    Runtime,
-    TorchRuntime,
-    card_of,
-    from_metadata,
-)
+from cdgp.run_folder import model_file
+from cdgp.runtimes import EXPORTED, Card, Runtime, TorchRuntime, card_of, from_metadata
 
 MAX_REGIONS = 100
-"""At most so many regions an image are reported, the highest peaks first."""
+"""An image has at most so many regions: those with the highest peaks."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """A connected part of the image that is rarer than the region level on good parts."""
+    """A connected part of the image whose surprisal is above the region level."""
 
     x: int
     """Left edge of its box, in pixels of the image."""
@@ -45,21 +41,22 @@ class Region:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the detector says of one image."""
+    """The result for one image."""
 
     anomaly_map: NDArray[np.float32]
-    """(H, W) of the original image; higher is more anomalous. In nats, comparable between
-    images of one model: surprisal plus image_weight times log probability."""
+    """(H, W) of the original image; higher is more anomalous. Surprisal plus image_weight times
+    the log of ``pred_score``, in nats; comparable between all images of one model."""
     surprisal: NDArray[np.float32]
-    """(H, W) of the original image; minus the log of the normal-tail probability, at least 0."""
+    """(H, W) of the original image; minus the log of the normal-tail probability, in nats, at
+    least 0."""
     pred_score: float
     """Calibrated probability that the part is defective, in [0, 1]."""
     pred_label: bool
-    """True: defective, that is, ``pred_score`` is above the model's threshold."""
+    """True where the part is called defective: ``pred_score`` is above the model's threshold."""
     regions: tuple[Region, ...]
     """Highest peak first."""
     pred_mask: NDArray[np.bool_]
-    """(H, W) of the original image, True where a pixel is rarer than the region level."""
+    """(H, W) of the original image; True where the surprisal is above the region level."""
 
 
 class Detector:
@@ -79,9 +76,14 @@ class Detector:
 
     @classmethod
     def of(cls, model: artifact.Model, device: torch.device | None = None) -> "Detector":
-        """A detector that runs in torch, on the GPU where there is one and nothing is said."""
+        """A detector that runs in torch.
+
+        Args:
+            model: a trained model.
+            device: the GPU if there is one, else the processor, where None.
+        """
         device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        # Only where it was compared with float32, which needs a GPU when the model is made.
+        # A faster precision or mode is used only if training compared it with float32 on a GPU.
         checked = device.type == "cuda" and "inference" in model.provenance
         chosen = model.settings.inference if checked else None
         return cls(card_of(model), TorchRuntime(model, device, chosen), model)
@@ -103,18 +105,18 @@ class Detector:
 
     @property
     def threshold(self) -> float:
-        """An image is called defective when its probability is above this."""
+        """An image is called defective when its ``pred_score`` is above this."""
         return self.card.decision.threshold
 
     @property
     def colour_scale(self) -> tuple[float, float]:
-        """Ends of the one colour scale of all this model's maps: 0 and the largest counted
-        surprisal, in nats."""
+        """Ends, in nats, of the one colour scale of all maps of this model: 0 and the largest
+        surprisal that its normal pixels can show."""
         return 0.0, self.card.largest_surprisal
 
     @property
     def region_level(self) -> float:
-        """Surprisal, in nats, above which a pixel belongs to a region."""
+        """A pixel belongs to a region when its surprisal, in nats, is above this."""
         return float(-np.log(self.settings.decision.region_level))
 
     def predict(self, image: str | Path | NDArray[Any]) -> Prediction:
@@ -126,39 +128,53 @@ class Detector:
         Raises:
             ImageError: a file that cannot be read, or an array of another kind.
         """
+        return self.predict_pixels(self.read(image))
+
+    def read(self, image: str | Path | NDArray[Any]) -> NDArray[np.float32]:
+        """An image as ``predict_pixels`` takes it: HWC float32 RGB in [0, 1], at its own size.
+
+        Raises:
+            ImageError: see ``predict``.
+        """
+        white_level = self.settings.data.white_level
         if isinstance(image, str | Path):
-            pixels = read_image(Path(image), self.settings.data.white_level)
-        else:
-            pixels = as_image(image, self.settings.data.white_level)
-        native = (pixels.shape[0], pixels.shape[1])
+            return read_image(Path(image), white_level)
+        return as_image(image, white_level)
+
+    def predict_pixels(self, pixels: NDArray[np.float32]) -> Prediction:
+        """Predict an image that is already read.
+
+        Args:
+            pixels: HWC float32 RGB in [0, 1].
+        """
         if self.settings.tile:
-            if not isinstance(self.runtime, TorchRuntime):
-                raise ModelFileError(
-                    "an exported model cannot cut images into windows; load model.safetensors"
-                )
-            whole = torch.from_numpy(pixels).permute(2, 0, 1)
-            found = self.runtime.run_tiled(whole, self.settings.input_size)
+            found = self._run_tiled(pixels)
         else:
             found = self.runtime.run(to_input(pixels, self.settings.input_size)[None])
-        anomaly_map, surprisal = (
-            resized(m[0].numpy(), native) for m in (found.anomaly_map, found.surprisal)
-        )
-        # Of the pooled evidence and in float64, as where the threshold was set.
+        native = (pixels.shape[0], pixels.shape[1])
+        surprisal = resize_map(found.surprisal[0].numpy(), native)
+        # From the pooled evidence and in float64, exactly as the threshold was set.
         probability = float(image_probability(found.pooled, self.card.image)[0])
         return Prediction(
-            anomaly_map,
-            surprisal,
-            probability,
-            probability > self.threshold,
-            find_regions(surprisal, self.region_level),
-            surprisal > self.region_level,
+            anomaly_map=resize_map(found.anomaly_map[0].numpy(), native),
+            surprisal=surprisal,
+            pred_score=probability,
+            pred_label=probability > self.threshold,
+            regions=find_regions(surprisal, self.region_level),
+            pred_mask=surprisal > self.region_level,
         )
 
+    def _run_tiled(self, pixels: NDArray[np.float32]) -> Outputs:
+        if not isinstance(self.runtime, TorchRuntime):
+            raise ModelFileError(
+                "an exported model cannot cut images into windows; load model.safetensors"
+            )
+        whole = torch.from_numpy(pixels).permute(2, 0, 1)
+        return self.runtime.run_tiled(whole, self.settings.input_size)
 
-def resized(values: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
-    """A map (h, w) at another (height, width), bilinear; the same where it has that size."""
-    if values.shape == tuple(size):
-        return values
+
+def resize_map(values: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
+    """A map (h, w) at another (height, width), bilinear; unchanged where it has that size."""
     found: NDArray[np.float32] = upsample(torch.from_numpy(values)[None], size)[0].numpy()
     return found
 
@@ -169,12 +185,12 @@ def load(path: str | Path, threads: int | None = None) -> Detector:
     Args:
         path: ``model.safetensors``, a run's folder, or what ``cdgp export`` wrote (``.onnx``, or
             ``.xml`` with its ``.bin``).
-        threads: that the runtime may use; its own choice where None. In torch this holds for the
-            whole process.
+        threads: number that the runtime may use; its own choice where None. In torch this holds
+            for the whole process.
 
     Raises:
         ModelFileError: no such file, damaged, not ours, or of a newer version.
-        SettingsError: the runtime of an exported file is not installed, or impossible threads.
+        SettingsError: the runtime of an exported file is not installed, or ``threads`` < 1.
     """
     if threads is not None and threads < 1:
         raise SettingsError(f"threads = {threads}: at least one is needed")
@@ -187,11 +203,6 @@ def load(path: str | Path, threads: int | None = None) -> Detector:
     if threads is not None:
         torch.set_num_threads(threads)
     return Detector.of(artifact.load(model_file(path)))
-
-
-def model_file(path: Path) -> Path:
-    """The model file that a path means: itself, or the one in the folder of a run."""
-    return path / "model.safetensors" if path.is_dir() else path
 
 
 def as_image(array: NDArray[Any], white_level: int) -> NDArray[np.float32]:
@@ -234,7 +245,7 @@ def find_regions(surprisal: NDArray[np.float32], level: float) -> tuple[Region, 
     above = surprisal > level
     if not above.any():
         return ()
-    # Most of an image is quiet: only the box around what is not has to be labelled.
+    # Most of an image is below the level: label only the box around the rest.
     top, bottom = np.flatnonzero(above.any(1))[[0, -1]]
     left, right = np.flatnonzero(above.any(0))[[0, -1]]
     box = above[top : bottom + 1, left : right + 1]

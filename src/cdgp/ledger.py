@@ -1,55 +1,57 @@
-"""What a prediction has finished, on disk, so that it can stop anywhere and go on.
+"""What a prediction has finished so far, on disk: it can stop at any moment and be resumed.
 
-An SQLite file beside the results; an image is in it once its overlay is written whole. A kill
-loses the images of the last second, which are scored again.
+An SQLite file beside the results. An image is added once its overlay is written. After a kill the
+images of the last second are missing, and are scored again.
 """
 
+import csv
 import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cdgp.errors import ImageError, OutputError
-from cdgp.evaluation import OnPrediction, ScoredImage
-from cdgp.files import printable
-from cdgp.inference import Detector, Region
+from cdgp.evaluation import ScoredImage
+from cdgp.files import atomic_write, printable
+from cdgp.inference import Region
+from cdgp.run_folder import LEDGER
 
-LEDGER = "unfinished.sqlite"
 COMMIT_SECONDS = 1.0
+LAYOUT = 2
+"""Version of the tables; SQLite stores it as ``user_version``."""
+TABLES = (
+    "CREATE TABLE cache_key (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE images (name BLOB PRIMARY KEY, path BLOB NOT NULL,"
+    " score REAL, label INTEGER, regions TEXT, problem TEXT) WITHOUT ROWID",
+    f"PRAGMA user_version = {LAYOUT}",
+)
 
 
 class Ledger:
     """Scored and unreadable images of one prediction, as rows on disk.
 
-    Iterating gives the scored images by name, as often as wanted, one in memory at a time.
+    Iterating gives the scored images by name, as often as needed, one in memory at a time.
 
     Args:
         folder: of the results.
-        marks: what must be the same to go on: model, options.
+        cache_key: everything the rows depend on: model, options, list of images. A prediction
+            is resumed only with the same.
 
     Raises:
-        OutputError: the file cannot be used, or was begun with other marks.
+        OutputError: the file cannot be used, or was begun with another key.
     """
 
-    def __init__(self, folder: Path, marks: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, cache_key: Mapping[str, str]) -> None:
         self.path = folder / LEDGER
-        with self._told():
+        with self._output_errors():
             self._rows = sqlite3.connect(self.path)
-            self._rows.executescript(
-                "CREATE TABLE IF NOT EXISTS marks (key TEXT PRIMARY KEY, value TEXT NOT NULL);"
-                "CREATE TABLE IF NOT EXISTS images (name BLOB PRIMARY KEY, path BLOB NOT NULL,"
-                " score REAL, label INTEGER, regions TEXT, problem TEXT) WITHOUT ROWID;"
-            )
-            begun = dict(self._rows.execute("SELECT key, value FROM marks"))
-            if not begun:
-                with self._rows:
-                    self._rows.executemany("INSERT INTO marks VALUES (?, ?)", marks.items())
-        changed = [key for key, value in marks.items() if begun and begun.get(key) != value]
+            begun = self._begin(cache_key)
+        changed = [name for name, value in cache_key.items() if begun.get(name) != value]
         if changed:
             self._rows.close()
             raise OutputError(
@@ -58,8 +60,26 @@ class Ledger:
             )
         self._saved = time.monotonic()
 
+    def _begin(self, cache_key: Mapping[str, str]) -> dict[str, str]:
+        """Make the tables of a new file; returns the key that the file was begun with."""
+        layout = self._rows.execute("PRAGMA user_version").fetchone()[0]
+        tables = self._rows.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
+        if not tables:
+            with self._rows:  # all of it or nothing
+                self._rows.execute("BEGIN")
+                for statement in TABLES:
+                    self._rows.execute(statement)
+                self._rows.executemany("INSERT INTO cache_key VALUES (?, ?)", cache_key.items())
+        elif layout != LAYOUT:
+            self._rows.close()
+            raise OutputError(
+                f"{self.path}: was begun by another version of cdgp; finish it with that version, "
+                "or start again with --overwrite"
+            )
+        return dict(self._rows.execute("SELECT name, value FROM cache_key"))
+
     def has(self, name: str) -> bool:
-        """Whether an image is finished, or known to be unreadable."""
+        """Whether an image is scored, or listed as unreadable."""
         query = "SELECT 1 FROM images WHERE name = ?"
         return bool(self._all(query, os.fsencode(name)))
 
@@ -82,12 +102,12 @@ class Ledger:
 
     @property
     def rejected(self) -> int:
-        """How many images were called defective."""
+        """Number of images that were called defective."""
         return self._count("label = 1")
 
     @property
     def unreadable(self) -> int:
-        """How many images could not be read."""
+        """Number of images that could not be read."""
         return self._count("problem IS NOT NULL")
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -96,32 +116,46 @@ class Ledger:
         for name, problem in self._each(query):
             yield os.fsdecode(name), problem
 
+    def write_unreadable(self, path: Path) -> None:
+        """Write ``unreadable.csv``: image, problem.
+
+        Raises:
+            OutputError: the place cannot be written.
+        """
+        with (
+            atomic_write(path) as temporary,
+            temporary.open("w", encoding="utf-8", newline="") as f,
+        ):
+            table = csv.writer(f)
+            table.writerow(["image", "problem"])
+            table.writerows((printable(name), problem) for name, problem in self.problems())
+
     def add(self, row: ScoredImage) -> None:
-        """An image whose results are written."""
+        """Add an image whose files are written."""
         regions = json.dumps([asdict(region) for region in row.regions])
         self._put(row.name, row.path, row.pred_score, int(row.pred_label), regions, None)
 
-    def refuse(self, name: str, path: Path, error: ImageError) -> None:
-        """An image that cannot be read."""
+    def add_unreadable(self, name: str, path: Path, error: ImageError) -> None:
+        """Add an image that cannot be read, with the reason."""
         self._put(name, path, None, None, None, printable(str(error)))
 
     def forget_unreadable(self) -> None:
-        """Let images that could not be read be tried again."""
+        """Remove the images that could not be read, so that they are tried again."""
         self._all("DELETE FROM images WHERE problem IS NOT NULL")
         self.save()
 
     def save(self) -> None:
-        """Put down what is not on disk yet.
+        """Write to disk what is still in memory.
 
         Raises:
-            OutputError: a full disk, for one.
+            OutputError: the disk is full, for example.
         """
-        with self._told():
+        with self._output_errors():
             self._rows.commit()
         self._saved = time.monotonic()
 
     def close(self) -> None:
-        """Save and let go of the file."""
+        """Save and close the file."""
         self.save()
         self._rows.close()
 
@@ -135,47 +169,20 @@ class Ledger:
         return int(self._all(f"SELECT COUNT(*) FROM images WHERE {which}")[0][0])
 
     def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        with self._told():
+        with self._output_errors():
             return self._rows.execute(query, values).fetchall()
 
     def _each(self, query: str) -> Iterator[tuple[Any, ...]]:
-        with self._told():
+        with self._output_errors():
             yield from self._rows.execute(query)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """A full disk, a damaged file, another process: all with the file's name."""
+    def _output_errors(self) -> Iterator[None]:
+        """Errors of SQLite (full disk, damaged file) as ours, with the file's name."""
         try:
             yield
         except sqlite3.Error as error:
             raise OutputError(
-                f"{self.path}: cannot be used: {error}; mend that and resume, or start again with "
-                "--overwrite"
+                f"{self.path}: cannot be used: {error}; repair that and resume, or start again "
+                "with --overwrite"
             ) from error
-
-
-def predict_into(
-    ledger: Ledger,
-    detector: Detector,
-    named: Iterator[tuple[str, Path]],
-    on_prediction: OnPrediction,
-    advance: Callable[[], object],
-) -> None:
-    """Score images, (name, path) each, that the ledger does not have yet.
-
-    What cannot be read is put down with the reason, and the others go on.
-
-    Raises:
-        OutputError: results cannot be written.
-    """
-    for name, path in named:
-        if not ledger.has(name):
-            try:
-                prediction = detector.predict(path)
-                row = ScoredImage.of(prediction, name, path)
-                on_prediction(row, prediction)
-            except ImageError as error:
-                ledger.refuse(name, path, error)
-            else:
-                ledger.add(row)
-        advance()

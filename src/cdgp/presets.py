@@ -104,7 +104,7 @@ class DualGPSettings(_Section):
     """How the token margins of an image become its bag margin: the maximum of Eq. 14, the
     log-sum-exp of Eq. 28, or the mean of the largest 5 %."""
     no_separation: Literal["stop", "flag"] = "stop"
-    """What happens when the two bins do not separate: stop with advice, or go on and say so."""
+    """What happens when the two bins are not separable: stop with advice, or go on and note it."""
 
 
 class StudentSettings(_Section):

@@ -1,4 +1,4 @@
-"""How long work tells that it goes on: a bar with the time left, or nothing."""
+"""Progress of long work: bars with the time left, or nothing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,20 +10,20 @@ if TYPE_CHECKING:
 
 
 class Advance(Protocol):
-    """Called once per finished piece of work, with a few words that may change."""
+    """Called once a finished piece of work, with a few words to show beside the bar."""
 
     def __call__(self, note: str = "") -> None: ...
 
 
 class Progress(Protocol):
-    """Announces one phase of known length at a time."""
+    """Shows phases of work, each of a known number of pieces."""
 
     @contextmanager
     def phase(self, name: str, total: int, done: int = 0) -> Iterator[Advance]: ...
 
 
 class Quiet:
-    """Says nothing."""
+    """Shows nothing."""
 
     @contextmanager
     def phase(self, name: str, total: int, done: int = 0) -> Iterator[Advance]:
@@ -31,9 +31,9 @@ class Quiet:
 
 
 class Bars:
-    """A bar a phase on standard error, with the time left; a line where it is no terminal.
+    """A bar for each phase on standard error; one line each where that is no terminal.
 
-    A phase within another one gets a bar below it, for as long as it lasts.
+    A phase inside another one gets a bar below it while it lasts.
     """
 
     def __init__(self) -> None:

@@ -16,7 +16,8 @@ from torch import Tensor
 from cdgp.artifact import Decision, Model, decision_of, image_calibrator_of
 from cdgp.errors import CdgpError, ModelFileError, SettingsError
 from cdgp.method.calibration import ImageCalibrator
-from cdgp.method.graph import EvidenceGraph, InferenceGraph, Outputs
+from cdgp.method.graph import EvidenceGraph, InferenceGraph
+from cdgp.method.network import Outputs
 from cdgp.method.tiles import outputs_of, tiled_evidence
 from cdgp.presets import InferenceSettings, Settings, settings_from_json
 

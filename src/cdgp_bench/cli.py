@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdgp.cli.common import bars, say, told, warn
+from cdgp.cli.common import bars, handle_errors, say, warn
 
 if TYPE_CHECKING:
     from cdgp_bench.plan import Plan
 
 
-@told
+@handle_errors
 def benchmark(
     plan: Annotated[
         str, typer.Argument(help="Name of a ready plan (see --list), or a .toml file.")
@@ -103,7 +103,7 @@ def _row_files(reuse: list[Path]) -> list[Path]:
     return files
 
 
-@told
+@handle_errors
 def bench_latency(
     models: Annotated[
         list[Path], typer.Argument(help="Runs, model files and exported files, to compare.")

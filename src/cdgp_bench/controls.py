@@ -1,27 +1,32 @@
 """The paper's controls: evidence functions without Gaussian processes (Section S1.2).
 
-They stand where ``SparseGP`` stands, so that losses, calibration and inference are the same.
+They take the place of ``SparseGP``, so that losses, calibration and inference are the same.
 """
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cdgp.method.gp import Moments
+from cdgp.method.build import seeded
+from cdgp.method.gp import DualGP, Moments
+from cdgp.presets import Settings
 
 LEAST_DIAGONAL = 1e-4
 LEAST_VARIANCE = 1e-6
 LOW_RANK_SCALE = 1e-2
 """Standard deviation of B before training; at zero it would have no gradient."""
 
+Control = Literal["linear", "heteroscedastic"]
+
 
 class LinearHead(nn.Module):
     """A free linear mean, and a variance of one.
 
-    The head has no sigma for Eq. 16. Read with unit variance the losses stay defined, and the
-    dominance is the mean margin over the square root of two.
+    The head has no sigma for Eq. 16. With unit variance the losses stay defined, and the dominance
+    is the mean margin over the square root of two.
 
     Args:
         dim: D, of the tokens.
@@ -67,3 +72,16 @@ class HeteroscedasticHead(nn.Module):
     def mean(self, tokens: Tensor) -> Tensor:
         """t . beta, (N,)."""
         return tokens @ self.beta
+
+
+def new_control(control: Control, settings: Settings) -> DualGP:
+    """An untrained pair of a control, with the ranks of the inducing budgets."""
+    dim = settings.backbone.token_dim
+    if control == "linear":
+        return DualGP(LinearHead(dim), LinearHead(dim))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeded(settings.seed, "control").initial_seed())
+        return DualGP(
+            HeteroscedasticHead(dim, settings.inducing.normal),
+            HeteroscedasticHead(dim, settings.inducing.anomaly),
+        )

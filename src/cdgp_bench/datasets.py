@@ -62,7 +62,7 @@ class Layout:
 
 
 def _folder(root: Path) -> dict[str, Manifest]:
-    return {absolute(root).name.removesuffix(".csv"): load_folder(root)}
+    return {absolute(root).name.removesuffix(".csv"): load_folder(root, "good", "defective")}
 
 
 def mvtec_ad2(root: Path) -> dict[str, Manifest]:
@@ -97,7 +97,7 @@ def mvtec_ad(root: Path) -> dict[str, Manifest]:
     found = {}
     for category in _categories(root, (), "train"):
         base = absolute(root) / category
-        manifest = mvtec_category(base)
+        manifest = mvtec_category(base, "good")
         if not any(s.defective for s in manifest.of("train")):
             raise DataError(
                 f"{base / 'train'}: holds good images alone; put some defective ones into "

@@ -104,10 +104,10 @@ METHODS: dict[str, Method] = {
     "cdgp_paper": Method("CDGP (paper-literal)", "image", cdgp.fit, ALL, PAPER_LITERAL),
     "cdgp": Method("CDGP", "image", cdgp.fit, ALL),
     "linear_head": Method(
-        "Direct linear head", "control", functools.partial(cdgp.fit, head="linear"), ALL
+        "Direct linear head", "control", functools.partial(cdgp.fit, control="linear"), ALL
     ),
     "heteroscedastic_head": Method(
-        "Heteroscedastic linear", "control", functools.partial(cdgp.fit, head="heteroscedastic"),
+        "Heteroscedastic linear", "control", functools.partial(cdgp.fit, control="heteroscedastic"),
         ALL,
     ),
 }  # fmt: skip

@@ -12,8 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cdgp.data import scan
+from cdgp.data.groups import group_numbers
 from cdgp.data.manifest import Manifest, Sample, WeakSplit
-from cdgp.data.splits import check_leaks, hashed, split
+from cdgp.data.splits import check_leaks, split
 from cdgp.errors import DataError, LeakError
 from cdgp.files import digest, write_text
 from cdgp.presets import DataSettings
@@ -105,7 +107,9 @@ def prepare(
         DataError: a part would lack a class.
         LeakError: an image (by path, bytes or pixels) or a group is in two parts.
     """
-    manifest = split(images, seed, data.test_fraction, data.calibration_fraction)
+    manifest = split(
+        images, seed, data.test_fraction, data.calibration_fraction, ("fit", "calibration")
+    )
     if not any(s.defective for s in manifest.of("test")):
         raise DataError(f"{manifest.root}: the test part of {dataset}/{category} has no defective "
                         "image, so nothing can be measured")  # fmt: skip
@@ -140,28 +144,13 @@ def limited(manifest: Manifest, chosen: Sequence[Sample]) -> Manifest:
         s for s in manifest.samples if s.split == "test" or not s.defective or s.image in kept
     ]
     if not any(s.defective and s.split == "calibration" for s in samples):
-        moved = _bound_to(chosen[0], samples)
+        groups = group_numbers(manifest, samples)
+        moved = groups[samples.index(chosen[0])]
         samples = [
-            replace(s, split="calibration") if s.image in moved and s.split == "fit" else s
-            for s in samples
+            replace(s, split="calibration") if group == moved and s.split == "fit" else s
+            for s, group in zip(samples, groups, strict=True)
         ]
     return replace(manifest, samples=tuple(samples))
-
-
-def _bound_to(first: Sample, samples: Sequence[Sample]) -> set[Path]:
-    """The images that must stay in one part with ``first``: its group, and equal pixels."""
-    images: set[Path] = set()
-    keys: set[tuple[str, str | None]] = {("pixels", first.pixel_sha256)}
-    while True:
-        bound = [
-            s for s in samples
-            if ("pixels", s.pixel_sha256) in keys or (s.group and ("group", s.group) in keys)
-        ]  # fmt: skip
-        if len(bound) == len(images):
-            return images
-        images = {s.image for s in bound}
-        keys |= {("pixels", s.pixel_sha256) for s in bound}
-        keys |= {("group", s.group) for s in bound if s.group}
 
 
 def overlaps(manifest: Manifest) -> dict[str, dict[str, int]]:
@@ -194,7 +183,7 @@ def check_overlaps(manifest: Manifest) -> None:
 def cached_digests(
     manifest: Manifest, data: DataSettings, cache: Path, progress: Progress
 ) -> Manifest:
-    """``hashed``, but files that have not changed since the last call are not decoded again.
+    """``scan.digested``, but files that have not changed since the last call are not decoded again.
 
     Raises:
         DataError: files that cannot be used, all of them listed.
@@ -213,7 +202,7 @@ def cached_digests(
     )  # fmt: skip
     if new:
         with progress.phase(f"Reading {manifest.root.name}", len(new)) as advance:
-            read = hashed(replace(manifest, samples=new), advance, data.white_level)
+            read = scan.digested(replace(manifest, samples=new), data.white_level, advance)
         found = {s.image: s for s in read.samples}
         for s, current in zip(manifest.samples, stamps, strict=True):
             if s.image in found:

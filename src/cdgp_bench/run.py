@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from cdgp.errors import CdgpError, NotRunError, OutputError
+from cdgp.method.build import pretrained_encoder
 from cdgp.progress import Progress
-from cdgp.training.stages import pretrained
 from cdgp_bench.grid import METHODS, Run, Variant, budgets_of, variants_of
 from cdgp_bench.measure.complexity import measured
 from cdgp_bench.measure.harness import machine
@@ -78,7 +78,7 @@ def run_plan(plan: Plan, place: Place, reuse: Sequence[Path] = ()) -> Outcome:
     with only_one(place.out):
         for name in plan.datasets:
             # Weights that cannot be had are an error now, not one in every run.
-            pretrained(plan.settings_of(name, Variant("", plan.methods[0]), 0))
+            pretrained_encoder(plan.settings_of(name, Variant("", plan.methods[0]), 0))
         prepared = prepare_all(plan, place.out, place.progress, place.say)
         rows = compute_rows(plan, prepared, place, reuse)
         failed = [row for row in rows if row["status"] == "failed"]

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from cdgp.data.manifest import Manifest
 from cdgp.evaluation import MapFile, odd_images, pixel_metrics, true_mask
-from cdgp.method.calibration import upsample
+from cdgp.inference import resize_map
 from cdgp.metrics.ranking import image_auroc
 from cdgp.metrics.reliability import expected_calibration_error
 from cdgp.progress import Progress, Quiet
@@ -58,9 +57,9 @@ def scores_of(
             name = manifest.name(sample.image)
             found.masks.append(true_mask(sample, scored.size, target, name, found.notes))
             if found.masks[-1] is not None:
-                found.maps["final"].append(at_size(scored.anomaly_map, target))
+                found.maps["final"].append(resize_map(scored.anomaly_map, target))
                 for branch, values in scored.branches.items() if branches else ():
-                    found.maps[branch].append(at_size(values, target))
+                    found.maps[branch].append(resize_map(values, target))
             advance()
     return found
 
@@ -103,12 +102,6 @@ def score_test(
         }
     row["notes"] = odd_images(found.notes, samples)
     return row
-
-
-def at_size(values: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
-    """A map (h, w) at another (height, width), bilinear."""
-    found: NDArray[np.float32] = upsample(torch.from_numpy(values)[None], size)[0].numpy()
-    return found
 
 
 def kind_of(stem: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The faults that users of such tools reported: one test for each of the cases in ../shared."""
+"""The faults that users of such tools reported: a test for each of the cases in ../shared."""
 
 import csv
 import hashlib
@@ -14,23 +14,33 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.helpers import SHARED, tiny_settings
-from typer.testing import CliRunner, Result
+from tests.helpers import (
+    ROOT,
+    SHARED,
+    WHITE,
+    audited,
+    cdgp,
+    digested,
+    divided,
+    load_folder,
+    tiny_settings,
+)
 
 from cdgp import artifact
-from cdgp.audit import findings as audit
+from cdgp.audit.findings import Audit
 from cdgp.audit.suspects import suspects
-from cdgp.cli.main import app
-from cdgp.data import images, layouts, splits
+from cdgp.data import images, splits
 from cdgp.data.manifest import Manifest, read_csv
 from cdgp.errors import CdgpError, DataError, ImageError, LeakError, ModelFileError, SettingsError
-from cdgp.evaluation import evaluate, pixel_metrics, true_mask
-from cdgp.inference import load, resized
+from cdgp.evaluation import pixel_metrics, true_mask
+from cdgp.inference import load, resize_map
+from cdgp.method.build import pretrained_encoder
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import read_settings
 from cdgp.progress import Quiet
-from cdgp.training.fit import Run, fit
-from cdgp.training.stages import pretrained
+from cdgp.workflows import Run
+from cdgp.workflows import train_run as fit
+from cdgp.workflows.evaluate import score_samples
 from cdgp_bench import datasets
 
 pytestmark = pytest.mark.shared
@@ -58,17 +68,13 @@ def facts(case: Path) -> dict[str, Any]:
     return found
 
 
-def cdgp(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "100"})
-
-
-def kinds(found: audit.Audit) -> dict[str, tuple[tuple[str, ...], ...]]:
+def kinds(found: Audit) -> dict[str, tuple[tuple[str, ...], ...]]:
     return {f.kind: f.images for f in found.findings}
 
 
 def unreadable(path: Path) -> str:
     with pytest.raises(ImageError) as raised:
-        images.read_image(path)
+        images.read_image(path, WHITE)
     assert str(raised.value).startswith(str(path))
     return images.reason(raised.value, path)
 
@@ -79,7 +85,7 @@ def unreadable(path: Path) -> str:
 def test_deep_grey(cases: Path) -> None:
     case = cases / "img-deep-gray"
     for part in ("good", "defective"):
-        twin = images.read_image(case / "ref/twin8" / f"{part}.png")
+        twin = images.read_image(case / "ref/twin8" / f"{part}.png", WHITE)
         for kind, white in (
             ("u16_png/{}/000.png", 65535),
             ("u16_tif/{}/000.tif", 65535),
@@ -91,25 +97,25 @@ def test_deep_grey(cases: Path) -> None:
             assert np.abs(image - twin).max() <= 1 / 255
     assert "3 non-finite pixels" in unreadable(case / "f32_nan/good/000.tif")
     # Nobody is left with nearly black images: the scale that fits is named.
-    found = audit.check(layouts.load(case / "u12_in_u16"))
+    found = audited(load_folder(case / "u12_in_u16"))
     dark = next(f for f in found.findings if f.kind == "dark_16_bit")
     assert dark.severity == "warning" and "white_level=4095" in dark.text
-    assert "dark_16_bit" not in kinds(audit.check(layouts.load(case / "u16_png")))
-    assert "dark_16_bit" not in kinds(audit.check(layouts.load(case / "u12_in_u16"), 4095))
+    assert "dark_16_bit" not in kinds(audited(load_folder(case / "u16_png")))
+    assert "dark_16_bit" not in kinds(audited(load_folder(case / "u12_in_u16"), 4095))
 
 
 def test_modes_and_alpha(cases: Path, tiny_run: Run) -> None:
     case = cases / "img-modes-alpha"
-    found = layouts.load(case)
+    found = load_folder(case)
     assert found.counts() == {"unsplit": (facts(case)["n_good"], 1)}
-    assert {images.read_image(s.image).shape for s in found.samples} == {(64, 64, 3)}
+    assert {images.read_image(s.image, WHITE).shape for s in found.samples} == {(64, 64, 3)}
     index = np.asarray(Image.open(case / "good/e_palette.png"))
     opaque = index != Image.open(case / "good/e_palette.png").info["transparency"]
-    shown = images.read_image(case / "good/e_palette.png")
-    looked_up = images.read_image(case / "ref/palette_rgb.png")
+    shown = images.read_image(case / "good/e_palette.png", WHITE)
+    looked_up = images.read_image(case / "ref/palette_rgb.png", WHITE)
     np.testing.assert_array_equal(shown[opaque], looked_up[opaque])
     clear = [("defective/g_RGBA_hidden.png",)] + [("good/e_palette.png",)] * (not opaque.all())
-    assert kinds(audit.check(found))["transparent"] == tuple(clear)
+    assert kinds(audited(found))["transparent"] == tuple(clear)
     hidden, composed = (
         tiny_run.detector.predict(case / name).pred_score
         for name in ("defective/g_RGBA_hidden.png", "ref/hidden_composed_black.png")
@@ -123,7 +129,7 @@ def test_exif_orientation(cases: Path, model: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     maps = []
     for o in (1, 3, 6, 8):
-        image = images.read_image(case / f"defective/o{o}.jpg")
+        image = images.read_image(case / f"defective/o{o}.jpg", WHITE)
         assert image.shape == (96, 64, 3)
         mask, bright = images.read_mask(case / f"masks/o{o}.png", (96, 64)), image[..., 0] > 0.7
         assert (mask & bright).sum() / (mask | bright).sum() > 0.5
@@ -137,7 +143,7 @@ def test_exif_orientation(cases: Path, model: Path, tmp_path: Path) -> None:
 def test_broken(cases: Path, tmp_path: Path) -> None:
     case = cases / "img-broken"
     bad, truth = facts(case)["bad"], facts(case)
-    found = audit.check(layouts.load(case))
+    found = audited(load_folder(case))
     assert [Path(group[0]).name for group in kinds(found)["broken"]] == bad
     assert found.counts == {"unsplit": (truth["usable_good"], truth["usable_defective"])}
     for command in (("check", case), ("train", case, "--out", tmp_path / "run")):
@@ -200,18 +206,18 @@ def test_unicode_names(cases: Path, model: Path, tmp_path: Path) -> None:
             (tmp_path / "out").as_posix(), named.decode("utf-8", "surrogateescape")
         ).exists()
     copy = tmp_path / "copy.csv"
-    found = splits.hashed(Manifest(case, tuple(layouts.load(case).samples)))
+    found = digested(Manifest(case, tuple(load_folder(case).samples)))
     found.write_csv(copy)
     assert read_csv(copy, case) == found
 
 
 def test_junk(cases: Path, caplog: pytest.LogCaptureFixture) -> None:
     case = cases / "path-ext-junk"
-    found = layouts.load(case)
+    found = load_folder(case)
     assert found.counts() == {"unsplit": (facts(case)["n_good"], facts(case)["n_defective"])}
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1 and "entries are not used" in told[0]
-    assert not any("copy" in kind for kind in kinds(audit.check(found)))
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == 1 and "entries are not used" in warned[0]
+    assert not any("copy" in kind for kind in kinds(audited(found)))
 
 
 # ------------------------------------------------------------------------------------------- masks
@@ -241,7 +247,7 @@ def test_mask_encodings(cases: Path) -> None:
     assert marked.pop("inverted") == 64 * 64 - positive
     assert abs(marked.pop("lossy") / positive - 1) < 0.1
     assert len(marked) == 5 and set(marked.values()) == {positive}
-    found = {f.kind: f for f in audit.check(layouts.load(case)).findings}
+    found = {f.kind: f for f in audited(load_folder(case)).findings}
     assert found["mask_grey"].images == (("defective/lossy.png", "masks/lossy.jpg"),)
     levels = len(np.unique(np.asarray(Image.open(case / "masks/lossy.jpg"))))
     assert f"lossy.jpg: {levels} levels" in found["mask_grey"].text
@@ -251,12 +257,12 @@ def test_mask_encodings(cases: Path) -> None:
 
 def test_masks_paired_by_name(cases: Path, caplog: pytest.LogCaptureFixture) -> None:
     case = cases / "mask-missing-name"
-    found, truth = layouts.load(case), facts(case)
+    found, truth = load_folder(case), facts(case)
     assert found.counts() == {"test": (2, 4), "train": (4, 0)}
     pairs = {s.image.stem: s.masks[0].name for s in found.samples if s.masks}
     assert pairs == truth["pairs"]
     assert truth["orphan"][0] in caplog.text
-    missing = kinds(audit.check(found))["mask_missing"]
+    missing = kinds(audited(found))["mask_missing"]
     assert [Path(group[0]).stem for group in missing] == truth["missing"]
     notes: dict[str, list[str]] = {"defective_without_mask": []}
     maps, masks = [], []
@@ -274,10 +280,10 @@ def test_masks_paired_by_name(cases: Path, caplog: pytest.LogCaptureFixture) -> 
 @pytest.mark.parametrize("kind", ["mixed", "all_empty"])
 def test_empty_masks_of_defective_images(cases: Path, tiny_run: Run, kind: str) -> None:
     case = cases / "mask-empty-defective" / kind
-    manifest = layouts.load(case)
-    _, metrics = evaluate(tiny_run.detector, manifest, manifest.samples, Quiet())
+    manifest = load_folder(case)
+    _, metrics = score_samples(tiny_run.detector, manifest, manifest.samples, None, Quiet())
     assert metrics["image_auroc"] is not None
-    found, notes = kinds(audit.check(manifest)), metrics["notes"]
+    found, notes = kinds(audited(manifest)), metrics["notes"]
     if kind == "mixed":
         truth = facts(case.parent)["mixed"]
         for name, key in (("mask_empty", "empty_defective"), ("mask_on_good", "marked_good")):
@@ -322,23 +328,23 @@ def test_duplicates_and_leaks(cases: Path, model: Path, tmp_path: Path) -> None:
         assert [sorted(pair) for pair in listed[kind]] == expected, kind
     result = cdgp("evaluate", model, case, "--quiet")
     assert result.exit_code == 3 and "t0.png" in result.output and "t1.png" in result.output
-    manifest = splits.hashed(layouts.load(case))
+    manifest = digested(load_folder(case))
     with pytest.raises(DataError, match=r"x\.png"):
-        splits.split(manifest, 0)
+        divided(manifest, 0)
     pooled = Manifest(
         case,
         tuple(s.__class__(s.image, s.defective, sha256=s.sha256, pixel_sha256=s.pixel_sha256)
               for s in manifest.samples if s.image.name != "x.png"),
     )  # fmt: skip
     for seed in range(20):
-        splits.check_leaks(splits.split(pooled, seed))
+        splits.check_leaks(divided(pooled, seed))
 
 
 def test_mislabelled(cases: Path) -> None:
     case = cases / "data-mislabelled"
     before = {p: p.read_bytes() for p in case.rglob("*.png")}
-    manifest = splits.split(splits.hashed(layouts.load(case)), 0)
-    found = suspects(manifest, pretrained(tiny_settings()), tiny_settings(), Quiet())
+    manifest = divided(digested(load_folder(case)), 0)
+    found = suspects(manifest, pretrained_encoder(tiny_settings()), tiny_settings(), Quiet())
     assert len(found) == 16
     good = [Path(s.name).stem for s in found if not s.defective]
     defective = [Path(s.name).stem for s in found if s.defective]
@@ -364,10 +370,10 @@ def test_mixed_sizes(cases: Path, model: Path, tmp_path: Path) -> None:
         assert np.load(tmp_path / f"a/maps/{name}.png.npy").shape == (height, width)
         mask = images.read_mask(case / f"masks/{name}.png", (height, width))
         reduced = images.to_input(np.repeat(mask[..., None], 3, 2).astype("f4"), (64, 64))[0]
-        back = resized(reduced.numpy(), (height, width)) > 0.5
+        back = resize_map(reduced.numpy(), (height, width)) > 0.5
         assert (back & mask).sum() / (back | mask).sum() > 0.6
         # Nothing is cropped: the border takes part in what the network sees.
-        image = images.read_image(case / f"defective/{name}.png")
+        image = images.read_image(case / f"defective/{name}.png", WHITE)
         other = image.copy()
         other[:6] = other[-6:] = other[:, :6] = other[:, -6:] = 0
         size = (64, 64)
@@ -415,7 +421,7 @@ def test_metrics_with_ties(cases: Path) -> None:
         [arrays[f"mask_{n}"].astype(bool) for n in ("tied", "hand")],
         ["tied", "hand"],
     )
-    truth = expected["pooled tied+hand_as_two_images"]
+    truth = expected["pooled tied+hand_as_two_pictures"]
     assert pooled["pixel_aupro_30"] == pytest.approx(truth["aupro_030"], abs=1e-6)
     assert pooled["pixel_auroc"] == pytest.approx(truth["pixel_auroc"], abs=1e-6)
     for name, value in expected["image_auroc"].items():
@@ -424,11 +430,11 @@ def test_metrics_with_ties(cases: Path) -> None:
 
 
 def test_flat_images(cases: Path, tiny_run: Run) -> None:
-    manifest = layouts.load(cases / "num-metrics-ties/flat_set")
+    manifest = load_folder(cases / "num-metrics-ties/flat_set")
     for sample in manifest.samples:
         found = tiny_run.detector.predict(sample.image)
         assert np.isfinite(found.anomaly_map).all() and np.isfinite(found.pred_score)
-    json.dumps(audit.check(manifest).record(), allow_nan=False)
+    json.dumps(audited(manifest).record(), allow_nan=False)
 
 
 # ---------------------------------------------------------------------------------------- training
@@ -443,9 +449,9 @@ def test_same_seed_same_result(cases: Path) -> None:
         a, b = (run.detector.predict(sample.image) for run in runs)
         assert a.pred_score == pytest.approx(b.pred_score, abs=facts(case)["score_tolerance"])
         np.testing.assert_allclose(a.anomaly_map, b.anomaly_map, atol=1e-6)
-    hashed = splits.hashed(layouts.load(case / "a"))
-    divided = {tuple(s.split for s in splits.split(hashed, seed).samples) for seed in range(10)}
-    assert len(divided) > 1
+    ready = digested(load_folder(case / "a"))
+    found = {tuple(s.split for s in divided(ready, seed).samples) for seed in range(10)}
+    assert len(found) > 1
 
 
 def test_training_needs_no_main_guard(cases: Path, tmp_path: Path) -> None:
@@ -453,7 +459,7 @@ def test_training_needs_no_main_guard(cases: Path, tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     script.write_text(
         "import multiprocessing\nmultiprocessing.set_start_method('spawn')\n"
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "import cdgp\nfrom tests.helpers import tiny_settings\n"
         f"data = {str(cases / 'run-seed-workers/a')!r}\n"
         "print(cdgp.fit(data, None, tiny_settings()).separation)\n"
@@ -517,7 +523,7 @@ def test_exported_numbers(cases: Path, tiny_run: Run, tmp_path: Path, suffix: st
         assert abs(a.pred_score - b.pred_score) <= truth["tolerance"]
         assert a.pred_label == b.pred_label
     size = native.settings.input_size
-    inputs = torch.stack([images.to_input(images.read_image(p), size) for p in paths])
+    inputs = torch.stack([images.to_input(images.read_image(p, WHITE), size) for p in paths])
     for batch in truth["batch_sizes"]:
         found, plain = other.runtime.run(inputs[:batch]), native.runtime.run(inputs[:batch])
         for name in ("fused", "pooled", "pred_score"):
@@ -528,7 +534,9 @@ def test_exported_numbers(cases: Path, tiny_run: Run, tmp_path: Path, suffix: st
     assert float(swapped.abs().max()) > 1e-2
     rows = torch.stack([
         torch.nn.functional.interpolate(
-            torch.from_numpy(images.read_image(p)).permute(2, 0, 1)[None], size, mode="bilinear"
+            torch.from_numpy(images.read_image(p, WHITE)).permute(2, 0, 1)[None],
+            size,
+            mode="bilinear",
         )[0]
         for p in paths
     ])  # fmt: skip

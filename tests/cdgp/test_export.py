@@ -24,8 +24,8 @@ from cdgp import export, runtimes
 from cdgp.cli.main import app
 from cdgp.data.images import to_input
 from cdgp.errors import ImageError, ModelFileError, SettingsError
-from cdgp.method.graph import Outputs
-from cdgp.training.fit import Run
+from cdgp.method.network import Outputs
+from cdgp.workflows import Run
 
 EXAMPLE = ROOT / "examples/onnx_numpy.py"
 SIZES = [(64, 64), (97, 63), (130, 50), (33, 33), (20, 300)]

@@ -1,16 +1,20 @@
 """Prediction at the image's own size, regions, arrays against files."""
 
+import traceback
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
 
 import cdgp
+from cdgp.data.manifest import Manifest
 from cdgp.errors import ImageError
-from cdgp.inference import as_image, find_regions
-from cdgp.training.fit import Run
+from cdgp.inference import as_image, find_regions, resize_map
+from cdgp.workflows import Run
 
 
 @pytest.mark.parametrize("size", [(96, 40), (40, 96), (64, 64), (63, 97), (8, 300)])
@@ -35,6 +39,41 @@ def test_file_and_array_agree(tiny_run: Run, tmp_path: Path) -> None:
     assert a.pred_score == b.pred_score
     turned = tiny_run.detector.predict(pixels[..., ::-1])
     assert not np.allclose(a.anomaly_map, turned.anomaly_map), "channel order matters"
+
+
+def test_read_pixels_give_the_same_prediction(tiny_run: Run, surfaces: Manifest) -> None:
+    path = surfaces.samples[0].image
+    whole = tiny_run.detector.predict(path)
+    parts = tiny_run.detector.predict_pixels(tiny_run.detector.read(path))
+    np.testing.assert_array_equal(whole.anomaly_map, parts.anomaly_map)
+    assert (whole.pred_score, whole.regions) == (parts.pred_score, parts.regions)
+
+
+def test_resized_map_is_torchs_own_bilinear_interpolation() -> None:
+    values = np.random.default_rng(0).random((5, 7), np.float32)
+    expected = torch.nn.functional.interpolate(
+        torch.from_numpy(values)[None, None], size=(11, 9), mode="bilinear"
+    )
+    np.testing.assert_array_equal(resize_map(values, (11, 9)), expected[0, 0].numpy())
+    np.testing.assert_array_equal(resize_map(values, (5, 7)), values)
+
+
+def test_from_predict_to_torch_are_at_most_four_frames_of_our_own(
+    tiny_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first tensor operation on the way to the network: the runtime's ``Tensor.to``."""
+    depths: list[int] = []
+    original = torch.Tensor.to
+
+    def to(self: torch.Tensor, *arguments: object, **options: object) -> object:
+        frames = traceback.extract_stack()
+        ours = [f for f in frames if "/cdgp/" in f.filename and "/tests/" not in f.filename]
+        depths.append(len(ours))
+        return original(self, *arguments, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    tiny_run.detector.predict(np.full((64, 64), 128, np.uint8))
+    assert depths and depths[0] <= 4
 
 
 def test_final_map_is_surprisal_plus_image_term(tiny_run: Run) -> None:
@@ -63,7 +102,7 @@ def test_load_takes_a_run_folder(tiny_run: Run) -> None:
         (np.full((9, 9), 5000, np.uint16), r"outside \[0, 4095\]"),
     ],
 )
-def test_arrays_of_another_kind_are_refused(array: np.ndarray, message: str) -> None:
+def test_arrays_of_another_kind_are_refused(array: NDArray[np.generic], message: str) -> None:
     with pytest.raises(ImageError, match=message):
         as_image(array, 4095)
 

@@ -1,6 +1,8 @@
 """What a prediction keeps on disk while it runs."""
 
+import csv
 import os
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -8,9 +10,10 @@ import pytest
 from cdgp.errors import ImageError, OutputError
 from cdgp.evaluation import ScoredImage
 from cdgp.inference import Region
-from cdgp.ledger import LEDGER, Ledger
+from cdgp.ledger import Ledger
+from cdgp.run_folder import LEDGER
 
-MARKS = {"model": "12", "--save-maps": "False"}
+CACHE_KEY = {"model": "12", "--save-maps": "False"}
 
 
 def row(name: str, score: float = 0.25) -> ScoredImage:
@@ -19,7 +22,7 @@ def row(name: str, score: float = 0.25) -> ScoredImage:
 
 
 def test_rows_come_back_by_name_as_often_as_wanted(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, MARKS)
+    ledger = Ledger(tmp_path, CACHE_KEY)
     odd = os.fsdecode(b"old_\xff.png")
     rows = [row("b.png", 0.1 + 0.2), row("a/1.png"), row(odd, 0.75), row("ü.png")]
     for one in rows:
@@ -33,39 +36,61 @@ def test_rows_come_back_by_name_as_often_as_wanted(tmp_path: Path) -> None:
 
 
 def test_what_was_not_saved_is_done_again(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, MARKS)
+    ledger = Ledger(tmp_path, CACHE_KEY)
     ledger.add(row("a.png"))
     ledger.save()
     ledger.add(row("b.png"))
     ledger._rows.close()  # as a kill does: nothing is written any more
-    again = Ledger(tmp_path, MARKS)
+    again = Ledger(tmp_path, CACHE_KEY)
     assert again.has("a.png") and not again.has("b.png")
     again.add(row("b.png"))
     again.close()
-    assert len(Ledger(tmp_path, MARKS)) == 2
+    assert len(Ledger(tmp_path, CACHE_KEY)) == 2
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
-    Ledger(tmp_path, MARKS).close()
+    Ledger(tmp_path, CACHE_KEY).close()
     with pytest.raises(OutputError, match="another model"):
-        Ledger(tmp_path, MARKS | {"model": "13"})
+        Ledger(tmp_path, CACHE_KEY | {"model": "13"})
     (tmp_path / LEDGER).write_bytes(b"this is no database, and long enough to look like one" * 9)
     with pytest.raises(OutputError, match=f"{LEDGER}: cannot be used"):
-        Ledger(tmp_path, MARKS)
+        Ledger(tmp_path, CACHE_KEY)
+
+
+def test_an_unfinished_file_of_another_version_is_refused(tmp_path: Path) -> None:
+    """The layout before there was a version number: a table of marks in place of the key."""
+    with sqlite3.connect(tmp_path / LEDGER) as old:
+        old.execute("CREATE TABLE marks (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        old.execute("CREATE TABLE images (name BLOB PRIMARY KEY, path BLOB NOT NULL, score REAL)")
+    old.close()
+    with pytest.raises(OutputError, match="another version"):
+        Ledger(tmp_path, CACHE_KEY)
+
+
+def test_a_kill_while_the_file_is_made_leaves_a_file_that_can_be_used(tmp_path: Path) -> None:
+    (tmp_path / LEDGER).touch()
+    Ledger(tmp_path, CACHE_KEY).close()
+    assert len(Ledger(tmp_path, CACHE_KEY)) == 0
 
 
 def test_unreadable_images_are_listed_and_tried_again(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, MARKS)
+    ledger = Ledger(tmp_path, CACHE_KEY)
     ledger.add(row("a.png"))
-    ledger.refuse("z\udcff.png", Path("z"), ImageError("z\udcff.png: is empty"))
+    ledger.add_unreadable("z\udcff.png", Path("z"), ImageError("z\udcff.png: is empty"))
     assert list(ledger.problems()) == [("z\udcff.png", "z\\udcff.png: is empty")]
+    ledger.write_unreadable(tmp_path / "unreadable.csv")
+    with (tmp_path / "unreadable.csv").open() as file:
+        assert list(csv.reader(file)) == [
+            ["image", "problem"],
+            ["z\\udcff.png", "z\\udcff.png: is empty"],
+        ]
     assert ledger.unreadable == 1 and len(ledger) == 1 and ledger.has("z\udcff.png")
     ledger.forget_unreadable()
     assert not ledger.has("z\udcff.png") and ledger.has("a.png")
 
 
-def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, MARKS)
+def test_a_full_disk_is_an_error_with_the_files_name(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, CACHE_KEY)
     ledger._rows.execute("PRAGMA max_page_count = 8")  # SQLite's own "database or disk is full"
     with pytest.raises(OutputError, match=rf"{LEDGER}: cannot be used: .*full"):
         for i in range(10_000):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cdgp.presets import settings
-from cdgp.training.fit import fit
+from cdgp.workflows import train_run as fit
 from cdgp_bench.synthetic import make_dataset
 
 

@@ -1,9 +1,9 @@
 """Fixtures of the benchmark's tests."""
 
 import pytest
+from tests.helpers import digested
 
 from cdgp.data.manifest import Manifest
-from cdgp.data.splits import hashed
 from cdgp.presets import DataSettings
 from cdgp_bench.plan import Plan, read_plan
 from cdgp_bench.protocol import Prepared, prepare
@@ -12,7 +12,7 @@ from cdgp_bench.protocol import Prepared, prepare
 @pytest.fixture(scope="session")
 def prepared(surfaces: Manifest) -> Prepared:
     """The generated surfaces, split with seed 0."""
-    return prepare("surfaces", "surfaces", hashed(surfaces), DataSettings(), 0)
+    return prepare("surfaces", "surfaces", digested(surfaces), DataSettings(), 0)
 
 
 @pytest.fixture

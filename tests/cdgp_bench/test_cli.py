@@ -14,7 +14,7 @@ import pytest
 from tests.cdgp_bench.helpers import run_cli, written
 
 from cdgp.data.manifest import Manifest
-from cdgp.training.fit import Run
+from cdgp.workflows import Run
 from cdgp_bench.plan import read_plan
 from cdgp_bench.rows import ROWS, read_rows
 from cdgp_bench.run import only_one, plan_runs

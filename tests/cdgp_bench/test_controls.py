@@ -6,8 +6,7 @@ import torch
 from tests.helpers import tiny_settings
 
 from cdgp.method.gp import DualGP
-from cdgp.training.dual_gp import new_control
-from cdgp_bench.controls import HeteroscedasticHead, LinearHead
+from cdgp_bench.controls import Control, HeteroscedasticHead, LinearHead, new_control
 
 
 def test_linear_head_has_unit_variance() -> None:
@@ -40,8 +39,9 @@ def test_heteroscedastic_variance_is_equation_s1() -> None:
 def test_controls_start_as_the_prior_and_take_the_inducing_budgets() -> None:
     chosen = tiny_settings(inducing={"normal": 5, "anomaly": 3})
     unit = torch.nn.functional.normalize(torch.randn(40, chosen.backbone.token_dim), dim=1)
-    for head in ("linear", "heteroscedastic"):
-        pair = new_control(head, chosen)
+    controls: tuple[Control, ...] = ("linear", "heteroscedastic")
+    for control in controls:
+        pair = new_control(control, chosen)
         for function in (pair.normal, pair.anomaly):
             mean, variance = function(unit)
             assert torch.equal(mean, torch.zeros(40))

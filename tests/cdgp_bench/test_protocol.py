@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests import helpers
 
+from cdgp.data import scan
 from cdgp.data.images import resize_mask
 from cdgp.data.manifest import Manifest, Sample, WeakSample, WeakSplit
-from cdgp.data.splits import hashed
 from cdgp.errors import DataError, LeakError
 from cdgp.evaluation import true_mask
 from cdgp.presets import DataSettings
@@ -25,7 +26,7 @@ DATA = DataSettings()
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
-    return hashed(make_dataset(tmp_path_factory.mktemp("data"), good=30, defective=30))
+    return helpers.digested(make_dataset(tmp_path_factory.mktemp("data"), good=30, defective=30))
 
 
 def defects(manifest: Manifest, split: str) -> set[str]:
@@ -75,7 +76,7 @@ def test_moving_the_positive_moves_its_group(tmp_path: Path) -> None:
     made = make_dataset(tmp_path, good=30, defective=30)
     grouped = tuple(replace(s, group=s.image.stem) for s in made.samples)
     for k in (1, 2, 4):
-        found = prepare("d", "c", hashed(replace(made, samples=grouped)), DATA, 3, k)
+        found = prepare("d", "c", helpers.digested(replace(made, samples=grouped)), DATA, 3, k)
         parts: dict[str | None, set[str | None]] = {}
         for s in found.manifest.samples:
             parts.setdefault(s.group, set()).add(s.split)
@@ -100,7 +101,7 @@ def planted(tmp_path: Path, how: str) -> Manifest:
 
 @pytest.mark.parametrize("how", ["copy", "encoded again"])
 def test_the_audit_stops_a_planted_leak(how: str, tmp_path: Path) -> None:
-    manifest = hashed(planted(tmp_path, how))
+    manifest = helpers.digested(planted(tmp_path, how))
     with pytest.raises(LeakError, match="copy"):
         prepare("d", "c", manifest, DATA, 0)
     assert overlaps(manifest)["train_test"] == {"path": 0, "pixel": 1}
@@ -109,7 +110,7 @@ def test_the_audit_stops_a_planted_leak(how: str, tmp_path: Path) -> None:
 
 
 def test_the_audit_follows_links(tmp_path: Path) -> None:
-    made = hashed(make_dataset(tmp_path, good=6, defective=3))
+    made = helpers.digested(make_dataset(tmp_path, good=6, defective=3))
     split = [replace(s, split="train") for s in made.samples]
     link = tmp_path / "link.png"
     link.symlink_to(split[0].image)
@@ -149,7 +150,7 @@ def test_a_test_part_without_defects_is_an_error(tmp_path: Path) -> None:
     split = [replace(s, split="train" if s.defective or i % 2 else "test")
              for i, s in enumerate(made.samples)]  # fmt: skip
     with pytest.raises(DataError, match="d/c has no defective image"):
-        prepare("d", "c", hashed(replace(made, samples=tuple(split))), DATA, 0)
+        prepare("d", "c", helpers.digested(replace(made, samples=tuple(split))), DATA, 0)
 
 
 def test_masks_shrink_by_nearest_neighbour() -> None:
@@ -189,26 +190,28 @@ def test_digests_are_remembered_until_the_file_changes(
     made = make_dataset(tmp_path / "data", good=4, defective=2)
     cache = tmp_path / "digests.json"
     first = cached_digests(made, DATA, cache, Quiet())
-    assert first == hashed(made)
+    assert first == helpers.digested(made)
     read: list[int] = []
+
+    real = scan.digested
 
     def counted(manifest: Manifest, *rest: Any) -> Manifest:
         read.append(len(manifest.samples))
-        return hashed(manifest, *rest)
+        return real(manifest, *rest)
 
-    monkeypatch.setattr(protocol, "hashed", counted)
+    monkeypatch.setattr(scan, "digested", counted)
     assert cached_digests(made, DATA, cache, Quiet()) == first
     assert read == []
     changed = made.samples[0].image
     Image.open(made.samples[1].image).save(changed)
     again = cached_digests(made, DATA, cache, Quiet())
     assert read == [1]
-    assert again == hashed(made) != first
+    assert again == helpers.digested(made) != first
 
 
 def test_stated_digests_are_checked_once(tmp_path: Path) -> None:
     """A table's digests do not bypass the audit: files that changed since are refused."""
-    made = hashed(make_dataset(tmp_path / "data", good=4, defective=2))
+    made = helpers.digested(make_dataset(tmp_path / "data", good=4, defective=2))
     cache = tmp_path / "digests.json"
     assert cached_digests(made, DATA, cache, Quiet()) == made
     first, second = made.samples[:2]
@@ -221,13 +224,13 @@ def test_stated_digests_are_checked_once(tmp_path: Path) -> None:
 def test_masks_have_a_digest_of_their_own(tmp_path: Path) -> None:
     """Metrics depend on them, trainings do not."""
     made = make_dataset(tmp_path, good=20, defective=20)
-    before = prepare("d", "c", hashed(made), DATA, 0)
+    before = prepare("d", "c", helpers.digested(made), DATA, 0)
     masks_before = before.masks_sha256
     mask = next(s.masks[0] for s in before.manifest.of("test") if s.masks)
     values = np.asarray(Image.open(mask)).copy()
     values[:2] = True
     Image.fromarray(values).save(mask)
-    after = prepare("d", "c", hashed(made), DATA, 0)
+    after = prepare("d", "c", helpers.digested(made), DATA, 0)
     assert after.masks_sha256 != masks_before
     assert after.manifest.sha256 == before.manifest.sha256
     assert after.weak == before.weak
@@ -236,7 +239,7 @@ def test_masks_have_a_digest_of_their_own(tmp_path: Path) -> None:
 def test_images_bound_by_group_and_pixels_move_together(tmp_path: Path) -> None:
     """A chain: the first of the budget shares a group with a good one that equals a third."""
     made = make_dataset(tmp_path, good=30, defective=30)
-    order = prepare("d", "c", hashed(made), DATA, 0).selected
+    order = prepare("d", "c", helpers.digested(made), DATA, 0).selected
     first = next(s for s in made.samples if made.name(s.image) == order[0])
     good = next(s for s in made.samples if not s.defective)
     twin = tmp_path / "good" / "twin.png"
@@ -244,7 +247,7 @@ def test_images_bound_by_group_and_pixels_move_together(tmp_path: Path) -> None:
     grouped = [replace(s, group="g") if s in (first, good) else s for s in made.samples]
     chained = replace(made, samples=(*grouped, Sample(twin, False)))
     for seed in range(4):
-        found = prepare("d", "c", hashed(chained), DATA, seed, 1).manifest
+        found = prepare("d", "c", helpers.digested(chained), DATA, seed, 1).manifest
         parts = {s.image: s.split for s in found.samples}
         if first.image in parts:
             assert parts[first.image] == parts[good.image] == parts[twin]

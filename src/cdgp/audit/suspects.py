@@ -1,12 +1,13 @@
-"""Suspect labels: images whose label a classifier that has not seen them contradicts.
+"""Suspect labels: images whose label is contradicted by a classifier that has not seen them.
 
-Each training image is judged by a classifier that was fitted without its group; the test images
-by one that was fitted on all training images. The classifier is a support vector machine (RBF
-kernel, classes weighted evenly) on mean, maximum and standard deviation of the pretrained
-encoder's features, which takes seconds where training the detector anew for every fold would take
-an hour. Ranking by the probability of the given label is that of Northcutt et al., "Confident
-Learning", 2021. Images are resized to the input size here, whether or not the detector tiles
-them. Nothing is relabelled, and nothing here reaches a model.
+The classifier is a support vector machine (RBF kernel, balanced classes) on the mean, maximum and
+standard deviation of the pretrained encoder's features. It takes seconds, where training the
+detector anew for every fold would take an hour. A training image is judged by a classifier that was
+fitted without the image's group; a test image by one that was fitted on all training images. Images
+are ranked by the probability of their label, as in Northcutt et al., "Confident Learning", 2021.
+
+Images are resized to the input size, also where the detector cuts them into tiles. No label is
+changed, and nothing from here reaches a model.
 """
 
 import csv
@@ -24,9 +25,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
+from cdgp.data.groups import group_numbers
 from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import Manifest, WeakSample
-from cdgp.data.splits import group_numbers
 from cdgp.files import atomic_write, printable
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
@@ -38,7 +39,7 @@ Folds = list[tuple[NDArray[np.int64], NDArray[np.int64]]]
 
 
 class Suspect(NamedTuple):
-    """An image with how far its label is contradicted."""
+    """An image with the probability that its label is wrong."""
 
     name: str
     """As the manifest names it."""
@@ -58,13 +59,13 @@ class Suspect(NamedTuple):
 def suspects(
     manifest: Manifest, encoder: Encoder, settings: Settings, progress: Progress
 ) -> list[Suspect]:
-    """All images, the most contradicted label first; none where no folds show both classes.
+    """All images, the most doubtful label first; none where no folds have both classes.
 
     Args:
         manifest: images with digests and splits.
         encoder: the pretrained one, such as a trained model's teacher.
         settings: of the run; its input size, white level and seed are used.
-        progress: where to tell the progress.
+        progress: shows how far the work is.
     """
     train = tuple(s for s in manifest.samples if s.split != "test")
     samples = (*train, *manifest.of("test"))
@@ -104,18 +105,18 @@ def write_suspects(path: Path, found: Sequence[Suspect]) -> None:
 
 
 def folds_of(label: NDArray[np.bool_], groups: NDArray[np.int64], seed: int) -> Folds:
-    """Up to five folds whose training parts show both classes; none where there are no two such.
+    """Up to five folds whose training parts have both classes; none where two are not possible.
 
     Args:
-        label: (n,) labels.
-        groups: (n,) groups, which no fold parts.
+        label: (n,) True for defective.
+        groups: (n,) numbers of groups, each of which stays in one fold.
         seed: of the folds.
     """
     most = min(FOLDS, *(len(np.unique(groups[label == value])) for value in (False, True)))
     for count in range(most, 1, -1):
         dealer = StratifiedGroupKFold(count, shuffle=True, random_state=seed)
         folds = list(dealer.split(label, label, groups))
-        # A group of both classes can take all of one with it.
+        # A group of both classes can hold all images of one class.
         if all(len(np.unique(label[train])) == 2 for train, _ in folds):
             return folds
     return []
@@ -128,7 +129,7 @@ def probabilities(
 
     Args:
         features: (n, d) of the n0 labelled images, then of images that are judged only.
-        label: (n0,) their labels.
+        label: (n0,) True for defective.
         folds: of the labelled images, from ``folds_of``.
     """
     count = len(label)
@@ -138,8 +139,8 @@ def probabilities(
     if len(features) > count:
         fitted = _classifier().fit(features[:count], label)
         margins = np.concatenate([margins, fitted.decision_function(features[count:])])
-    # Without an intercept, so that the order is that of the margins: with one, 64 % in place of
-    # 77 % of flipped labels were among the 5 % most doubted (magnetic tiles, six draws).
+    # Without an intercept, 0.5 is the classifier's own boundary: with one, 64 % instead of 77 % of
+    # flipped labels were among the 5 % most doubtful (magnetic tiles, six draws).
     logistic = LogisticRegression(fit_intercept=False, class_weight="balanced")
     slope = float(logistic.fit(margins[:count, None], label).coef_[0, 0])
     found: NDArray[np.float64] = expit(max(slope, 0.0) * margins)

@@ -1,10 +1,9 @@
-"""What the commands share: settings from options, errors to messages, results to files."""
+"""What the commands share: errors to messages, options to settings, results on the screen."""
 
 import functools
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -13,14 +12,15 @@ import typer
 from cdgp.errors import CdgpError, SettingsError
 
 if TYPE_CHECKING:
-    from cdgp.evaluation import OnPrediction, ScoredImage
-    from cdgp.inference import Detector, Prediction
-    from cdgp.presets import PresetName, Settings
+    from cdgp.presets import Settings
     from cdgp.progress import Progress
-    from cdgp.report.html import Extra
+    from cdgp.workflows import Run
 
 P = ParamSpec("P")
 INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+SHOWN = 5
+"""Names in a note."""
 
 
 def say(text: str) -> None:
@@ -33,13 +33,8 @@ def warn(text: str, error: bool = False) -> None:
     typer.secho(text, err=True, fg="red" if error else None)
 
 
-def shortened(text: str, most: int = 400) -> str:
-    """A text of many file names, cut where it would fill the screen."""
-    return text if len(text) <= most else f"{text[:most].rstrip()} …"
-
-
-def told(command: Callable[P, None]) -> Callable[P, None]:
-    """End a command with a sentence and its exit code where we raised an error on purpose."""
+def handle_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn the errors of a command into one message on standard error and an exit code."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -48,12 +43,13 @@ def told(command: Callable[P, None]) -> Callable[P, None]:
         except CdgpError as error:
             warn(f"error: {error}", error=True)
             raise typer.Exit(error.exit_code) from None
-        except OSError as error:  # a full disk, a name too long: no fault of the program's
+        except OSError as error:  # a full disk, a name that is too long
             warn(f"error: {error.filename or 'files'}: {error.strerror or error}", error=True)
             raise typer.Exit(CdgpError.exit_code) from None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             warn(
-                "interrupted; what is finished stays: train and predict go on with --resume, "
+                str(stop)
+                or "interrupted; what is finished stays: train and predict go on with --resume, "
                 "benchmark by itself"
             )
             raise typer.Exit(INTERRUPTED) from None
@@ -95,18 +91,18 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def build_settings(
-    preset: "PresetName | None",
+    preset: str | None,
     config: Path | None,
     assignments: Sequence[str],
     options: dict[str, Any],
 ) -> "Settings":
-    """Settings from preset, file, --set and options; the later wins.
+    """Settings from preset, file, --set and options; the later ones win.
 
     Args:
-        preset: the preset, or None for the file's, or `lite`.
-        config: a TOML file, or the config.json of an earlier run.
+        preset: name of a preset; that of the file, or `lite`, where None.
+        config: a TOML file, or the config.json of a run.
         assignments: the values of --set.
-        options: ``section.key`` to value; None means that the option was not given.
+        options: values by ``section.key``; None where an option was not given.
     """
     from cdgp.presets import merged, read_settings, settings
 
@@ -122,76 +118,47 @@ def build_settings(
 
 
 def bars(quiet: bool) -> "Progress":
+    """Progress bars, or nothing."""
     from cdgp.progress import Bars, Quiet
 
     return Quiet() if quiet else Bars()
 
 
-def writer(folder: Path, detector: "Detector", save_maps: bool) -> "OnPrediction":
-    """A function that stores overlay and JSON, and the raw map where asked, of each prediction."""
-    import numpy as np
+def show_run(run: "Run") -> None:
+    """The notes, metrics and files of a finished training."""
+    from cdgp.run_folder import MODEL, OVERLAYS, REPORT, SUSPECTS
 
-    from cdgp.data.images import read_image
-    from cdgp.files import atomic_write, printable, write_text
-    from cdgp.report.overlay import output_name, write_overlay
-
-    white_level = detector.settings.data.white_level
-
-    def write(row: "ScoredImage", prediction: "Prediction") -> None:
-        name = output_name(row.name)
-        image: np.ndarray = read_image(row.path, white_level)
-        write_overlay(folder / "overlays" / f"{name}.png", image, prediction,
-                      detector.colour_scale)  # fmt: skip
-        record = {
-            "image": printable(row.name),
-            "pred_score": row.pred_score,
-            "pred_label": "defective" if row.pred_label else "good",
-            "threshold": detector.threshold,
-            "size": list(prediction.anomaly_map.shape),
-            "regions": [asdict(region) for region in row.regions],
-        }
-        write_text(folder / "overlays" / f"{name}.json", json.dumps(record, indent=1) + "\n")
-        if save_maps:
-            with atomic_write(folder / "maps" / f"{name}.npy") as path, path.open("wb") as file:
-                np.save(file, prediction.anomaly_map.astype(np.float16))
-
-    return write
+    detector, folder = run.detector, run.folder
+    for note in detector.card.image.notes:
+        warn(f"note: {note}")
+    if detector.settings.calibration.tail == "counting" and (
+        detector.region_level >= detector.colour_scale[1]
+    ):
+        warn(
+            "note: with so few normal pixels no surprisal can exceed decision.region_level, so no "
+            "regions will be reported; raise the level, or use calibration.tail=pareto"
+        )
+    if run.metrics is not None:
+        show_metrics(run.metrics)
+    else:
+        warn("note: no test images were set aside, so there are no metrics")
+    if folder is None:
+        return
+    say(f"model:    {folder / MODEL}")
+    if run.metrics is not None:
+        say(f"overlays: {folder / OVERLAYS}")
+    if run.suspects:
+        say(f"suspect labels: {folder / SUSPECTS}")
+    say(f"report:   {folder / REPORT}")
 
 
-def write_results(
-    folder: Path,
-    detector: "Detector",
-    rows: "Collection[ScoredImage]",
-    metrics: dict[str, Any] | None,
-    computed_on: str,
-    extra: "Extra",
-) -> None:
-    """``scores.csv``, the report, and ``metrics.json`` where there are metrics."""
-    from cdgp.evaluation import write_scores
-    from cdgp.files import write_text
-    from cdgp.report.html import write_report
-
-    write_scores(folder / "scores.csv", rows)
-    if metrics is not None:
-        write_text(folder / "metrics.json", json.dumps(metrics, indent=2) + "\n")
-    write_report(
-        folder / "report.html",
-        title=folder.name,
-        detector=detector,
-        rows=rows,
-        metrics=metrics,
-        computed_on=computed_on,
-        extra=extra,
-    )
-
-
-def show_metrics(metrics: dict[str, Any], computed_on: str) -> None:
-    """A small table of the metrics on standard output."""
+def show_metrics(metrics: dict[str, Any]) -> None:
+    """A small table of the metrics, with their notes."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=f"On {escape(computed_on)}", title_justify="left")
+    table = Table(title=f"On {escape(metrics['computed_on'])}", title_justify="left")
     table.add_column("metric")
     table.add_column("value", justify="right")
     for key in ("image_auroc", "pixel_auroc", "pixel_aupro_30", "pixel_aupro_05",
@@ -205,61 +172,20 @@ def show_metrics(metrics: dict[str, Any], computed_on: str) -> None:
         table.add_row(key, text)
     Console(highlight=False).print(table)
     for note, names in metrics.get("notes", {}).items():
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        warn(f"note: {note.replace('_', ' ')}: {shown}")
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        warn(f"note: {note.replace('_', ' ')}: {', '.join(names[:SHOWN])}{more}")
 
 
 def hint_at_gpu(preset: str | None, config: Path | None) -> None:
-    """Where a GPU is present and no preset was named, say that there is a larger one."""
+    """Name the larger preset where a GPU is present and no preset was chosen."""
     import torch
 
     if preset is None and config is None and torch.cuda.is_available():
         warn("hint: this machine has a GPU; --preset paper trains the paper's larger network")
 
 
-def make_folder(
-    folder: Path, overwrite: bool, read: Iterable[Path], resume: str | None = None
-) -> None:
-    """An output folder that is new or empty, or freed of earlier results where told to.
-
-    Args:
-        folder: to make.
-        overwrite: whether earlier results may be replaced.
-        resume: name of the file that unfinished results have, which ``--resume`` goes on with.
-        read: what is about to be read, and must not lie where results are replaced.
-
-    Raises:
-        OutputError: it holds something else, or cannot be written.
-    """
-    from cdgp.errors import OutputError
-    from cdgp.files import RESULT_FOLDERS, check_not_replaced, remove_results
-
-    check_not_replaced(folder, RESULT_FOLDERS, read)
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not any(folder.iterdir()):
-            return
-        if (folder / "config.json").exists() or (folder / "model.safetensors").exists():
-            raise OutputError(f"{folder}: is the folder of a training run; choose another --out")
-        if not overwrite:
-            unfinished = resume is not None and (folder / resume).exists()
-            more = ", go on with what is unfinished there with --resume," if unfinished else ""
-            raise OutputError(
-                f"{folder}: exists and is not empty; choose another --out{more} or give --overwrite"
-            )
-        if not any((folder / name).exists() for name in ("scores.csv", resume or "scores.csv")):
-            raise OutputError(
-                f"{folder}: holds no scores.csv, so it is no earlier result to replace; choose "
-                "another --out"
-            )
-        remove_results(folder)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be written: {error.strerror}") from error
-
-
 def escape_unprintable() -> None:
-    """Names that the terminal cannot show are escaped instead of stopping the program."""
+    """Escape names that the terminal cannot show, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure:

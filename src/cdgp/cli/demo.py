@@ -1,16 +1,16 @@
-"""``cdgp demo``: the whole path on real images of solar cells, in minutes."""
+"""``cdgp demo``: train and evaluate on real images of solar cells, in minutes."""
 
 import hashlib
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from cdgp.cli.common import bars, say, told, warn
+from cdgp.cli import options
+from cdgp.cli.common import bars, handle_errors, say, show_run, warn
 
 if TYPE_CHECKING:
     from cdgp.data.manifest import Manifest
+    from cdgp.presets import Settings
 
 PER_CLASS = 250
 INPUT_SIZE = (160, 160)
@@ -18,20 +18,18 @@ DUAL_GP_STEPS = 200
 STUDENT_STEPS = 200
 
 
-@told
+@handle_errors
 def demo(
-    out_folder: Annotated[Path, typer.Option("--out", help="Folder of the run.")] = Path(
-        "runs/demo"
-    ),
-    resume: Annotated[bool, typer.Option(help="Go on with an interrupted demo.")] = False,
-    overwrite: Annotated[bool, typer.Option(help="Replace the demo in --out.")] = False,
-    quiet: Annotated[bool, typer.Option(help="No progress bars.")] = False,
+    out_folder: options.RunFolder = Path("runs/demo"),
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Train and evaluate on electroluminescence images of solar cells.
 
-    Takes 250 cells that experts call sound and 250 that they call defective from the
-    elpv-dataset package (CC BY-NC-SA 4.0: for trying out, not for products), at a smaller input
-    and with fewer steps than a real training.
+    Takes 250 cells that experts call good and 250 that they call defective from the
+    elpv-dataset package (CC BY-NC-SA 4.0: for trying out, not for products), with a smaller input
+    and fewer steps than a real training.
 
     Examples:
 
@@ -39,9 +37,11 @@ def demo(
 
       cdgp demo --out runs/cells
     """
-    from cdgp.cli.train import run_training
     from cdgp.presets import settings
+    from cdgp.run_folder import OVERLAYS, REPORT
+    from cdgp.workflows import train_run
 
+    usual = settings("lite")
     chosen = settings(
         "lite",
         input_size=INPUT_SIZE,
@@ -50,11 +50,24 @@ def demo(
     )
     warn(
         f"demo: {PER_CLASS} good and {PER_CLASS} defective solar cells, input "
-        f"{INPUT_SIZE[0]}x{INPUT_SIZE[1]} instead of 256x256, {DUAL_GP_STEPS} + {STUDENT_STEPS} "
-        "steps instead of 400 + 360"
+        f"{_size(chosen)} instead of {_size(usual)}, {_steps(chosen)} steps instead of "
+        f"{_steps(usual)}"
     )
-    run_training(solar_cells(PER_CLASS), out_folder, chosen, resume, overwrite, False, bars(quiet))
-    say(f"look at {out_folder / 'report.html'} and {out_folder / 'overlays'}")
+    show_run(
+        train_run(
+            solar_cells(PER_CLASS), out_folder, chosen, resume=resume, overwrite=overwrite,
+            progress=bars(quiet),
+        )
+    )  # fmt: skip
+    say(f"look at {out_folder / REPORT} and {out_folder / OVERLAYS}")
+
+
+def _size(chosen: "Settings") -> str:
+    return "x".join(map(str, chosen.input_size))
+
+
+def _steps(chosen: "Settings") -> str:
+    return f"{chosen.dual_gp.steps} + {chosen.student.steps}"
 
 
 def solar_cells(per_class: int) -> "Manifest":

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from cdgp.cli.common import bars, parse_size, say, told
+from cdgp.cli.common import bars, handle_errors, parse_size, say
 
 
-@told
+@handle_errors
 def export(
     model: Annotated[Path, typer.Argument(help="Folder of a run, or its model.safetensors.")],
     target: Annotated[str, typer.Option("--to", help="Format.", metavar="onnx|openvino")],

@@ -1,24 +1,32 @@
-"""The command line. Commands import what they need when they run, so that help comes at once."""
+"""The command line; commands import what they need when they run, so that help is fast."""
 
-from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
 from cdgp.cli.check import check
-from cdgp.cli.common import INTERRUPTED, escape_unprintable, say
+from cdgp.cli.common import INTERRUPTED, escape_unprintable, handle_errors, say
 from cdgp.cli.demo import demo
 from cdgp.cli.evaluate import evaluate
 from cdgp.cli.export import export
 from cdgp.cli.predict import predict
 from cdgp.cli.train import train
+from cdgp.errors import SettingsError
+
+COMMANDS = "cdgp.commands"
+"""Entry-point group of the commands that other packages have: name = "module:function"."""
+FURTHER = {
+    "benchmark": "Compare methods, controls and settings on data sets (cdgp_bench).",
+    "bench-latency": "Measure latency, throughput, memory and cold start (cdgp_bench).",
+}
+"""Those commands, and what help says of them; only a call looks for the entry point."""
 
 app = typer.Typer(
     name="cdgp",
     help="Defect detection and localisation learnt from two bins of images, good and defective.",
     epilog="Start with: cdgp demo. Then: cdgp train FOLDER --out runs/mine",
     no_args_is_help=True,
-    rich_markup_mode=None,  # plain help: the boxes would triple the time that help takes
+    rich_markup_mode=None,  # with boxes, help would take three times as long
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -29,11 +37,32 @@ app.command()(predict)
 app.command()(evaluate)
 app.command()(export)
 app.command()(demo)
-for entry in entry_points(group="cdgp.commands"):
-    app.command(entry.name)(entry.load())
+
+
+def add_further(app: typer.Typer, name: str, summary: str) -> None:
+    """Add a command of another package; all its arguments are passed on."""
+    passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+    @app.command(name, help=summary, context_settings=passed_on, add_help_option=False)
+    @handle_errors
+    def command(context: typer.Context) -> None:
+        from importlib.metadata import entry_points
+
+        found = entry_points(group=COMMANDS, name=name)
+        if not found:
+            raise SettingsError(f"{name}: is not installed here; pip install 'cdgp[bench]'")
+        own = typer.Typer(add_completion=False, rich_markup_mode=None)
+        own.command(name)(found[name].load())
+        code = own(context.args, prog_name=f"cdgp {name}", standalone_mode=False)
+        raise typer.Exit(code or 0)
+
+
+for name, summary in FURTHER.items():
+    add_further(app, name, summary)
 
 
 def show_version(wanted: bool) -> None:
+    """Print the version and exit."""
     if wanted:
         from importlib.metadata import version
 
@@ -55,7 +84,7 @@ def run() -> None:
     escape_unprintable()
     try:
         app()
-    except KeyboardInterrupt:  # before the command itself could tell
+    except KeyboardInterrupt:  # before the command handles it
         raise SystemExit(INTERRUPTED) from None
 
 

@@ -21,20 +21,20 @@ SHOWN = 10
 log = logging.getLogger(__name__)
 
 
-def load(data: Path, good: str = "good", defective: str = "defective") -> Manifest:
-    """Reads the images and labels that lie in `data`.
+def load(data: Path, good: str, defective: str) -> Manifest:
+    """Reads which images there are, with their labels and masks.
 
     ```
     data.csv                     a table, see `manifest.read_csv`
-    data/manifest.csv            the same; it wins over sub-folders, since it holds more
+    data/manifest.csv            the same; where there is one, the sub-folders are not read
     data/good/**                 images without a defect
     data/defective/**            images with one
     data/masks/**                optional; paired by name, defective/a/7.png has masks/a/7.*,
                                  a/7_mask.*, a/7_GT.*, numbered ones (a/7_mask_2.*) and all in
-                                 a/7/; several masks are joined
+                                 a/7/; several masks of one image are joined
     data/{train,test}/...        the same two bins in each: a split of the user's own
-    data/{train,test}/good/**    with data/ground_truth beside them, as MVTec AD has it: all other
-                                 folders of train and test hold defective images
+    data/{train,test}/good/**    beside data/ground_truth, as in MVTec AD: all other folders of
+                                 train and test hold defective images
     ```
 
     Sub-folders are searched. Hidden files, thumbnails, folders that start with `.` or `@` and
@@ -52,10 +52,10 @@ def load(data: Path, good: str = "good", defective: str = "defective") -> Manife
     root = absolute(data)
     if root.is_file():
         if root.suffix.lower() != ".csv":
-            raise DataError(f"{data}: is a file, but not a .csv; give a folder or a manifest")
+            raise DataError(f"{data}: is a file but not a .csv; give a folder or a CSV manifest")
         return read_csv(root)
     if not root.is_dir():
-        raise DataError(f"{data}: there is no such folder or file")
+        raise DataError(f"{data}: there is no such folder or file; check the path")
     if (root / "manifest.csv").is_file():
         if (root / good).is_dir() or (root / defective).is_dir():
             log.warning("%s: is used; the folders beside it are not read", root / "manifest.csv")
@@ -70,7 +70,7 @@ def load(data: Path, good: str = "good", defective: str = "defective") -> Manife
     return _two_bins(root, ("",), good, defective)
 
 
-def mvtec_category(base: Path, good: str = "good") -> Manifest:
+def mvtec_category(base: Path, good: str) -> Manifest:
     """One category laid out like MVTec AD: ``{train,test}/good`` and ``{train,test}/DEFECT``.
 
     Masks of the test part lie under ``ground_truth/DEFECT``; the parts are the stated split.
@@ -89,7 +89,7 @@ def mvtec_category(base: Path, good: str = "good") -> Manifest:
 
 
 def _two_bins(root: Path, parts: Sequence[str], good: str, defective: str) -> Manifest:
-    """The images of both bins of each part, with their masks; "" is the root itself."""
+    """The images of both bins of each part, with their masks; the part "" is the root itself."""
     found: dict[tuple[str, str], list[Path]] = {}
     for part in parts:
         place = root / part
@@ -102,7 +102,7 @@ def _two_bins(root: Path, parts: Sequence[str], good: str, defective: str) -> Ma
                     f"{place / name}: holds no images; put files ending in "
                     f"{', '.join(EXTENSIONS)} there"
                 )
-    # A mask of the name of two images is the defective one's.
+    # Where a good and a defective image have one name, the mask belongs to the defective one.
     places = [root, *(root / part for part in parts if part)]
     masks: dict[Path, tuple[Path, ...]] = {}
     for place in places:
@@ -117,10 +117,10 @@ def _two_bins(root: Path, parts: Sequence[str], good: str, defective: str) -> Ma
 
 
 def check_outside(folder: Path, data: Path, good: str, defective: str) -> None:
-    """What is written must not become an image or a mask, nor replace the manifest that is read.
+    """Checks that results do not land among the images, the masks or beside the manifest.
 
     Raises:
-        OutputError: the output folder is the data's, or lies where images or masks are read.
+        OutputError: The output folder is the data's, or lies where images or masks are read.
     """
     source, target = absolute(data), absolute(folder)
     home = source.parent if source.suffix.lower() == ".csv" else source
@@ -145,35 +145,35 @@ def _is_junk_folder(name: str) -> bool:
 
 def images_in(folder: Path) -> list[Path]:
     """All images under `folder`, sorted."""
-    return sorted(walk_images(folder, tell=True))
+    return sorted(walk_images(folder, warn=True))
 
 
-def walk_images(place: Path, tell: bool = False) -> Iterator[Path]:
-    """All images under a folder, one sub-folder after another; no more than one is held.
+def walk_images(place: Path, warn: bool = False) -> Iterator[Path]:
+    """All images under a folder, one sub-folder after another; at most one folder is held.
 
     Arguments:
-        place: The folder; a file is given back whatever it is.
-        tell: Whether to warn of what is not used.
+        place: The folder; where it is a file, that file alone, whatever it is.
+        warn: Whether to warn of entries that are not used.
 
     Raises:
-        DataError: a folder cannot be read.
+        DataError: A folder cannot be read.
     """
 
-    def refuse(error: OSError) -> None:
+    def unreadable(error: OSError) -> None:
         raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
     if place.is_file():
         yield place
         return
     ignored = 0
-    for here, folders, files in os.walk(place, onerror=refuse):
+    for here, folders, files in os.walk(place, onerror=unreadable):
         folders[:] = sorted(name for name in folders if not _is_junk_folder(name))
         ignored += sum(Path(here, name).is_symlink() for name in folders)
         shown = [name for name in files if not name.startswith(".")]
         images = [name for name in shown if Path(name).suffix.lower() in EXTENSIONS]
         ignored += len(shown) - len(images)
         yield from (Path(here, name) for name in sorted(images))
-    if ignored and tell:
+    if ignored and warn:
         log.warning(
             "%s: %d entries are not used: files without an image's extension, or linked folders",
             place, ignored,
@@ -188,42 +188,27 @@ def _stem(path: Path, folder: Path) -> str:
 def pair_masks(
     bins: Sequence[Mapping[Path, Sequence[Path]]], mask_folder: Path
 ) -> dict[Path, tuple[Path, ...]]:
-    """Masks by image, matched by name and never by position.
+    """The masks of each image, matched by name and never by position.
 
-    A mask is the image's of its own name, else of its name without `_mask`, `_GT` and a number,
-    else, where that image has no mask by its name, of its folder's name.
+    A mask belongs to the image of the same name; else to the image of its name without `_mask`,
+    `_GT` and a number; else to the image of its folder's name, if no mask is named after that one.
 
     Arguments:
         bins: Images by the folder that their names are relative to. Where images of two bins
-            have the name that a mask has, it is the first one's.
+            match a mask, it belongs to the first bin's.
         mask_folder: Where the masks are; it need not exist.
 
     Raises:
-        DataError: Two images of one bin have the name of a mask.
+        DataError: Two images of one bin match a mask.
     """
     if not mask_folder.is_dir():
         return {}
-    by_stem: list[dict[str, list[Path]]] = []
-    for folders in bins:
-        by_stem.append(defaultdict(list))
-        for folder, images in folders.items():
-            for image in images:
-                by_stem[-1][_stem(image, folder)].append(image)
-
-    def owner(mask: Path, name: str) -> Path | None:
-        owners = next((found[name] for found in by_stem if name in found), [])
-        if len(owners) > 1:
-            raise DataError(
-                f"{mask}: is the mask of {owners[0]} and of {owners[1]}; "
-                "give the two images different names"
-            )
-        return owners[0] if owners else None
-
+    by_name = [_by_name(folders) for folders in bins]
     pairs: dict[Path, list[Path]] = defaultdict(list)
     unnamed: list[Path] = []
     for mask in images_in(mask_folder):
         stem = _stem(mask, mask_folder)
-        found = owner(mask, stem) or owner(mask, MASK_ENDING.sub("", stem))
+        found = _owner(by_name, mask, stem) or _owner(by_name, mask, MASK_ENDING.sub("", stem))
         if found:
             pairs[found].append(mask)
         else:
@@ -231,7 +216,7 @@ def pair_masks(
     named = set(pairs)
     orphans: list[str] = []
     for mask in unnamed:
-        found = owner(mask, _stem(mask, mask_folder).rpartition("/")[0])
+        found = _owner(by_name, mask, _stem(mask, mask_folder).rpartition("/")[0])
         if found and found not in named:
             pairs[found].append(mask)
         else:
@@ -243,3 +228,23 @@ def pair_masks(
             ", ..." if len(orphans) > SHOWN else "",
         )  # fmt: skip
     return {image: tuple(masks) for image, masks in pairs.items()}
+
+
+def _by_name(folders: Mapping[Path, Sequence[Path]]) -> dict[str, list[Path]]:
+    """The images of one bin by the name that a mask of theirs would have."""
+    found: dict[str, list[Path]] = defaultdict(list)
+    for folder, images in folders.items():
+        for image in images:
+            found[_stem(image, folder)].append(image)
+    return found
+
+
+def _owner(by_name: Sequence[Mapping[str, list[Path]]], mask: Path, name: str) -> Path | None:
+    """The image of this name in the first bin that has one."""
+    owners = next((images[name] for images in by_name if name in images), [])
+    if len(owners) > 1:
+        raise DataError(
+            f"{mask}: is the mask of {owners[0]} and of {owners[1]}; "
+            "give the two images different names"
+        )
+    return owners[0] if owners else None

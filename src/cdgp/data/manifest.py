@@ -1,4 +1,4 @@
-"""The one table: image, label, mask, group, split. Training receives rows without masks."""
+"""The table of a data set: image, label, mask, group, split. Training sees no masks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,16 +27,15 @@ COLUMNS = ("image", "label", "mask", "group", "split", "sha256", "pixel_sha256")
 ALIASES = {"path": "image", "image_path": "image", "mask_path": "mask"}
 MASK_SEPARATOR = "|"
 """Between the names of several masks of one image; Windows allows it in no name."""
-SHOWN = 10
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One image with everything that is known about it; paths are absolute.
+    """One image with everything that the manifest says of it; paths are absolute.
 
     `split` is "fit", "calibration", "test", "train" (not yet divided into fit and calibration) or
     None. `masks` are for evaluation only; their union counts. The digests are those of
-    `images.digest` and `images.pixel_digest`.
+    `files.digest` and `images.pixel_digest`.
     """
 
     image: Path
@@ -50,7 +49,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class WeakSample:
-    """What training receives: an image and its label; there is no mask to look at."""
+    """What training receives: an image and its label, and no mask."""
 
     image: Path
     defective: bool
@@ -58,7 +57,7 @@ class WeakSample:
 
 @dataclass(frozen=True)
 class WeakSplit:
-    """All that a training may see of a manifest: images and labels; no mask, no test image."""
+    """All that training may see of a manifest: images and labels; no mask, no test image."""
 
     fit: tuple[WeakSample, ...]
     calibration: tuple[WeakSample, ...]
@@ -68,7 +67,7 @@ class WeakSplit:
     sha256: str
     """Digest of the manifest."""
     good_fit_sha256: str
-    """Digest of the good fit images alone: what the student's training depends on."""
+    """Digest of the good fit images: the student's training depends on nothing else."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Manifest:
         object.__setattr__(self, "samples", tuple(order))
 
     def name(self, path: Path) -> str:
-        """The path as it is written: relative to the root where inside it, else absolute."""
+        """The path as the table has it: relative to the root where it is inside, else absolute."""
         if path.is_relative_to(self.root):
             return path.relative_to(self.root).as_posix()
         return path.as_posix()
@@ -117,7 +116,7 @@ class Manifest:
 
     @property
     def has_calibration(self) -> bool:
-        """Whether the calibration split shows both classes; else the fit images must serve."""
+        """Whether the calibration split has both classes; without, training images calibrate."""
         return len({s.defective for s in self.of("calibration")}) == 2
 
     def counts(self) -> dict[str, tuple[int, int]]:
@@ -141,7 +140,7 @@ class Manifest:
         return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
     def write_csv(self, path: Path) -> None:
-        """Writes the table in one step: a reader sees the old file or the whole new one."""
+        """Writes the table atomically: a reader sees the old file or the whole new one."""
         text = io.StringIO(newline="")
         table = csv.writer(text)
         table.writerow(COLUMNS)
@@ -167,8 +166,8 @@ def read_csv(path: Path, root: Path | None = None) -> Manifest:
     `group`, `split`, `sha256` and `pixel_sha256` are optional, other columns are ignored. Commas,
     semicolons and tabs separate, and a first line `sep=;` says which; UTF-8 with or without a
     byte-order mark, or UTF-16 with one. Names are looked up as written, then with their accents
-    composed (NFC), then decomposed (NFD). Several masks of one image stand in one cell with `|`
-    between them.
+    composed (NFC), then decomposed (NFD). Several masks of one image share a cell, with `|`
+    between their names.
 
     Arguments:
         path: The CSV file.
@@ -180,7 +179,7 @@ def read_csv(path: Path, root: Path | None = None) -> Manifest:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        raise DataError(f"{path}: cannot be read: {error.strerror}; check the path") from error
     text = _decoded(path, content)
     root = absolute(path.parent if root is None else root)
     samples: list[Sample] = []
@@ -215,12 +214,14 @@ def read_csv(path: Path, root: Path | None = None) -> Manifest:
 
 
 def _decoded(path: Path, content: bytes) -> str:
-    """The text of a table; bytes that are no UTF-8 are kept, since a file's name may hold them."""
+    """The text of a table; bytes that are not UTF-8 are kept, since a file's name may hold them."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         try:
             return content.decode("utf-16")
         except UnicodeDecodeError as error:
-            raise DataError(f"{path}: begins as UTF-16 but is none: {error}") from error
+            raise DataError(
+                f"{path}: begins as UTF-16 but is not ({error}); save it as UTF-8"
+            ) from error
     return content.decode("utf-8-sig", errors="surrogateescape")
 
 
@@ -268,10 +269,13 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
                 for name, cell in zip(header, padded, strict=False)
             }
             if not row["image"].strip():
-                raise DataError(f"{path}: line {table.line_num} names no image")
+                raise DataError(f"{path}: line {table.line_num} names no image; add its path")
             yield table.line_num, row
     except csv.Error as error:
-        raise DataError(f"{path}: line {table.line_num} is not CSV: {error}") from error
+        raise DataError(
+            f"{path}: line {table.line_num} is not CSV ({error}); look for a quote that is never "
+            "closed"
+        ) from error
 
 
 def _label(path: Path, line: int, word: str) -> bool:
@@ -311,16 +315,21 @@ def _find(root: Path, text: str) -> Path:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that no file can have, for one a longer one than the system allows
+    except OSError:  # a name that no file can have, such as one that is too long
         return False
 
 
 def _missing_message(path: Path, root: Path, missing: list[str]) -> str:
-    shown = "".join(f"\n  {entry}" for entry in missing[:SHOWN])
-    more = f"\n  and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
     hint = f"names are relative to {root}"
     if any(not entry.isascii() for entry in missing):
         hint += "; accents were tried as written, composed (NFC) and decomposed (NFD)"
     if any("\udc80" <= character <= "\udcff" for entry in missing for character in entry):
         hint += "; the file is not UTF-8: save it as UTF-8"
-    return f"{path}: {len(missing)} listed files are missing ({hint}):{shown}{more}"
+    return f"{path}: {len(missing)} listed files are missing ({hint}):{listed(missing, 10)}"
+
+
+def listed(lines: Iterable[str], most: int = 20) -> str:
+    """The lines of a message, indented, one below another; beyond `most` only their number."""
+    every = list(lines)
+    shown = "".join(f"\n  {line}" for line in every[:most])
+    return shown + (f"\n  and {len(every) - most} more" if len(every) > most else "")

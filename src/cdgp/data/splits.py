@@ -1,8 +1,8 @@
-"""Fit, calibration and test, by group; file and pixel digests; the audit for overlaps.
+"""Fit, calibration and test, divided by group; and the check that nothing is in two of them.
 
-A group is what must stay on one side: all images of one physical part, and all images with
-equal pixels whatever their names. The split depends on the pixels, the labels, the groups and the
-seed; not on names, folders or the order of rows.
+A group stays in one split: all images of one physical part, and all images with equal pixels
+whatever their names. The split depends on the pixels, the labels, the groups and the seed; not on
+names, folders or the order of rows.
 """
 
 from __future__ import annotations
@@ -10,91 +10,25 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedGroupKFold
 
-from cdgp.data import images
-from cdgp.data.manifest import Manifest, Sample
-from cdgp.errors import DataError, ImageError, LeakError, SettingsError
-from cdgp.files import digest
+from cdgp.data.groups import group_members, pixels_of
+from cdgp.data.manifest import Manifest, Sample, listed
+from cdgp.errors import DataError, LeakError, SettingsError
 
-T = TypeVar("T")
-SHOWN = 20
 CLASSES = {False: "good", True: "defective"}
-
-
-Look = Callable[
-    [
-        Sample,
-        NDArray[np.float32],
-        images.FileFacts,
-        Sequence[tuple[NDArray[np.bool_], images.MaskFacts]],
-    ],
-    object,
-]
-"""Takes a sample with its digests, its image (HWC float32 RGB in [0, 1]), its file's facts, and
-its masks, each (H, W) with how it is stored."""
-
-
-def hashed(
-    manifest: Manifest,
-    progress: Callable[[], object] | None = None,
-    white_level: int = images.WHITE_LEVEL,
-    look: Look | None = None,
-) -> Manifest:
-    """Fills in the digests of every sample; this is also the scan before training.
-
-    Each image is decoded once and each mask is held against its image, so that a broken file
-    is found now and not hours later. A digest that the manifest already has must still be true.
-
-    Arguments:
-        manifest: The samples.
-        progress: Called once per image.
-        white_level: The value that means white in 16-bit files.
-        look: Called with every image that can be used.
-
-    Raises:
-        DataError: Files cannot be used; the message lists them with a reason each.
-    """
-    found, bad = usable(manifest, progress, white_level, look)
-    if bad:
-        raise DataError(
-            f"{manifest.root}: {len(bad)} of {len(manifest.samples)} images cannot be used; "
-            f"repair or remove them:{_listed(str(error) for _, error in bad)}"
-        )
-    return found
-
-
-def usable(
-    manifest: Manifest,
-    progress: Callable[[], object] | None = None,
-    white_level: int = images.WHITE_LEVEL,
-    look: Look | None = None,
-) -> tuple[Manifest, list[tuple[Sample, ImageError]]]:
-    """`hashed` of the samples that can be used, and the others with the reason."""
-    samples: list[Sample] = []
-    bad: list[tuple[Sample, ImageError]] = []
-    for sample in manifest.samples:
-        try:
-            samples.append(_hashed_sample(sample, white_level, look))
-        except ImageError as error:
-            bad.append((sample, error))
-        if progress is not None:
-            progress()
-    return replace(manifest, samples=tuple(samples)), bad
 
 
 def split(
     manifest: Manifest,
     seed: int,
-    test_fraction: float = 0.2,
-    calibration_fraction: float = 0.2,
-    needed: Sequence[str] = ("fit", "calibration"),
+    test_fraction: float,
+    calibration_fraction: float,
+    needed: Sequence[str],
 ) -> Manifest:
     """Divides the samples into fit, calibration and test, by group and with even class ratios.
 
@@ -106,7 +40,7 @@ def split(
     as "train", test is as stated, and rows of "train" are divided into fit and calibration.
 
     Arguments:
-        manifest: Samples with digests, see `hashed`.
+        manifest: Samples with digests, see `scan.digested`.
         seed: Another seed gives another split.
         test_fraction: Within 0..0.5; 0 makes no test split.
         calibration_fraction: The part of what is not test, above 0 up to 0.5.
@@ -151,12 +85,12 @@ def has_splits(samples: Iterable[Sample]) -> bool:
 
 
 def side(sample: Sample, stated: bool) -> str | None:
-    """The split that a sample counts to: none stated is "train" where others state one."""
+    """The split that a sample belongs to: "train" where others state one and it states none."""
     return "train" if stated and sample.split is None else sample.split
 
 
 def check_leaks(manifest: Manifest) -> None:
-    """Checks that nothing stands in more than one split.
+    """Checks that nothing is in more than one split.
 
     Raises:
         LeakError: A path, file digest, pixel digest or group does; the message lists the pairs.
@@ -180,19 +114,11 @@ def check_leaks(manifest: Manifest) -> None:
                     pair = (_in_split(manifest, held[0]), _in_split(manifest, sample))
                     pairs.setdefault(pair, what)
     if pairs:
-        listed = _listed([f"{a} and {b}: {what}" for (a, b), what in pairs.items()])
+        lines = [f"{a} and {b}: {what}" for (a, b), what in pairs.items()]
         raise LeakError(
-            f"{manifest.root}: {len(pairs)} pairs stand on two sides of the split; "
-            f"put each on one side:{listed}"
+            f"{manifest.root}: {len(pairs)} pairs are on two sides of the split; "
+            f"put each pair into one split:{listed(lines)}"
         )
-
-
-def group_numbers(manifest: Manifest, samples: tuple[Sample, ...]) -> NDArray[np.int64]:
-    """(n,) the number of each sample's group: samples that must stay on one side share it."""
-    numbers = np.empty(len(samples), np.int64)
-    for number, group in enumerate(_groups(manifest, samples, seed=0)):
-        numbers[list(group.members)] = number
-    return numbers
 
 
 @dataclass(frozen=True)
@@ -203,33 +129,12 @@ class _Group:
     classes: frozenset[bool]
 
 
-def _hashed_sample(sample: Sample, white_level: int, look: Look | None) -> Sample:
-    pixels, facts = images.read_with_facts(sample.image, white_level)
-    sha256, pixel_sha256 = digest(sample.image), images.pixel_digest(pixels)
-    if sample.sha256 not in (None, sha256):
-        raise ImageError(
-            f"{sample.image}: is not the file that the manifest was made with (its SHA-256 "
-            "differs); restore it, or empty the columns sha256 and pixel_sha256"
-        )
-    size = (pixels.shape[0], pixels.shape[1])
-    masks = [images.read_mask_with_facts(mask, size) for mask in sample.masks]
-    found = replace(sample, sha256=sha256, pixel_sha256=pixel_sha256)
-    if look is not None:
-        look(found, pixels, facts, masks)
-    return found
-
-
-def _pixels(manifest: Manifest, sample: Sample) -> str:
-    if sample.pixel_sha256 is None:
-        raise DataError(f"{manifest.name(sample.image)}: has no pixel digest; call hashed() first")
-    return sample.pixel_sha256
-
-
 def _check_labels(manifest: Manifest) -> None:
+    """Checks that equal pixels have equal labels."""
     first: dict[tuple[str, bool], Sample] = {}
     pairs: list[str] = []
     for sample in manifest.samples:
-        pixels = _pixels(manifest, sample)
+        pixels = pixels_of(manifest, sample)
         other = first.get((pixels, not sample.defective))
         if other is not None:
             good, bad = (other, sample) if sample.defective else (sample, other)
@@ -238,36 +143,20 @@ def _check_labels(manifest: Manifest) -> None:
     if pairs:
         raise DataError(
             f"{manifest.root}: {len(pairs)} pairs of equal images are labelled good (first) and "
-            f"defective (second); keep one of each:{_listed(pairs)}"
+            f"defective (second); keep one of each:{listed(pairs)}"
         )
 
 
 def _groups(manifest: Manifest, samples: tuple[Sample, ...], seed: int) -> list[_Group]:
-    """Groups joined by name and by equal pixels, in an order that only seed and pixels decide."""
-    parent = list(range(len(samples)))
-
-    def find(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
-    first: dict[tuple[str, str], int] = {}
-    for i, sample in enumerate(samples):
-        keys = [("pixels", _pixels(manifest, sample))]
-        keys += [("group", sample.group)] if sample.group is not None else []
-        for key in keys:
-            parent[find(i)] = find(first.setdefault(key, i))
-    members: dict[int, list[int]] = defaultdict(list)
-    for i in range(len(samples)):
-        members[find(i)].append(i)
+    """The groups, in an order that only the seed and the pixels decide."""
 
     def order(group: _Group) -> str:
-        least = min(_pixels(manifest, samples[i]) for i in group.members)
+        least = min(pixels_of(manifest, samples[i]) for i in group.members)
         return hashlib.sha256(f"{seed}:{least}".encode()).hexdigest()
 
     groups = [
-        _Group(tuple(m), frozenset(samples[i].defective for i in m)) for m in members.values()
+        _Group(tuple(members), frozenset(samples[i].defective for i in members))
+        for members in group_members(manifest, samples)
     ]
     return sorted(groups, key=order)
 
@@ -311,6 +200,7 @@ def _may_leave(g: int, held: set[int], groups: list[_Group], keep: int) -> bool:
 def _fold(
     samples: tuple[Sample, ...], groups: list[_Group], seed: int, fraction: float
 ) -> set[int]:
+    """The groups of one fold of about `fraction` of the samples; none where they are too few."""
     rows = [(g, samples[i].defective) for g, group in enumerate(groups) for i in group.members]
     number = np.array([g for g, _ in rows])
     label = np.array([defective for _, defective in rows])
@@ -327,6 +217,7 @@ def _fold(
 
 
 def _check_classes(manifest: Manifest, needed: Sequence[str]) -> None:
+    """Checks that the needed splits show both classes."""
     least = {1: "1 is the least", 2: "2 are the least, one for fit and one for calibration"}
     for name in needed:
         for label, word in CLASSES.items():
@@ -344,9 +235,3 @@ def _check_classes(manifest: Manifest, needed: Sequence[str]) -> None:
 
 def _in_split(manifest: Manifest, sample: Sample) -> str:
     return f"{manifest.name(sample.image)} ({side(sample, stated=True)})"
-
-
-def _listed(lines: Iterable[str]) -> str:
-    every = list(lines)
-    shown = "".join(f"\n  {line}" for line in every[:SHOWN])
-    return shown + (f"\n  and {len(every) - SHOWN} more" if len(every) > SHOWN else "")

@@ -48,7 +48,7 @@ class Encoder(nn.Module):
             strides: list[int] = info.reduction()
             if not set(STRIDES) <= set(strides):
                 raise ValueError(f"its stages have strides {strides}, needed: {STRIDES}")
-            # The last one of equal strides sees most.
+            # Of equal strides the last one has the largest receptive field.
             stages = [max(i for i, s in enumerate(strides) if s == stride) for stride in STRIDES]
             trunk = timm.create_model(
                 name, pretrained=False, features_only=True, out_indices=stages
@@ -65,7 +65,7 @@ class Encoder(nn.Module):
             del blocks[int(info.module_name()[-1].split(".")[1]) + 1 :]
         if not any(child.startswith(_TRUNK) for child, _ in trunk.named_children()):
             raise SettingsError(
-                f"backbone.name = {name!r}: its stem cannot be told from its stages, which should "
+                f"backbone.name = {name!r}: where its stem ends cannot be found; its stages should "
                 f"have names that start with {', '.join(_TRUNK)}"
             )
         self.trunk: nn.Module = trunk

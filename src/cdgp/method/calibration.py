@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import optimize, special, stats
+from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
@@ -54,6 +54,17 @@ class ImageCalibrator(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+class Calibration(NamedTuple):
+    """Everything that the calibration images decide."""
+
+    dominance: BranchStatistics
+    residual: BranchStatistics
+    tail: NormalTail
+    image: ImageCalibrator
+    fusion_weight: float
+    image_weight: float
+
+
 def standardise(maps: Tensor, statistics: BranchStatistics) -> Tensor:
     """Z_b(B) = (B - m_b) / (s_b + epsilon)  (text above Eq. 25)."""
     return (maps - statistics.mean) / (statistics.std + EPSILON)
@@ -70,13 +81,6 @@ def fuse(
     return weight * standardise(dominance, dominance_statistics) + (1 - weight) * standardise(
         residual, residual_statistics
     )
-
-
-def upsample(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bilinear resize of maps (n, h, w) to (n, H, W)."""
-    return functional.interpolate(maps[:, None], size=size, mode="bilinear", align_corners=False)[
-        :, 0
-    ]
 
 
 def fit_tail(scores: Tensor, tail: str, floor: float) -> NormalTail:
@@ -134,13 +138,13 @@ def fit_image_calibrator(
 ) -> ImageCalibrator:
     """Standardise by the normal median and interquartile range, then a logistic with slope >= 0.
 
-    The objective is scikit-learn's: slope^2 / 2 + C * sum_i w_i log(1 + exp(-y_i f_i)) with
-    balanced class weights w and an intercept without penalty.
+    The logistic is scikit-learn's with balanced class weights: it minimises
+    slope^2 / 2 + C * sum_i w_i log(1 + exp(-y_i f_i)), the intercept without penalty. A negative
+    slope becomes 0; the objective is convex, so that is its minimum under slope >= 0, and balanced
+    weights then give an intercept of 0.
 
-    Degenerate cases, each told in ``notes``: an interquartile range of zero falls back to the
-    standard deviation and then to 1; a slope at its bound of zero means that the images' scores
-    do not rise with the label, and every image gets the same probability; a single defective
-    image is used as it is.
+    ``notes`` names the degenerate cases: no spread of the normal scores, a slope of 0 (every image
+    gets the same probability), and a single defective image.
 
     Args:
         scores: (n,) pooled dominance of the calibration images.
@@ -150,6 +154,8 @@ def fit_image_calibrator(
     Raises:
         TrainingError: a class is missing, or scores that are not finite.
     """
+    from sklearn.linear_model import LogisticRegression  # training alone needs it
+
     normal = scores[~defective]
     if not len(normal) or len(normal) == len(scores):
         missing = "good" if not len(normal) else "defective"
@@ -159,37 +165,12 @@ def fit_image_calibrator(
             "the pooled evidence of the calibration images is not finite. Likely causes: (a) a "
             "learning rate that is too high for the backbone; (b) a damaged weights file"
         )
-    notes = []
-    centre = float(np.median(normal))
-    scale = float(np.subtract(*np.percentile(normal, [75, 25])))
-    if scale <= EPSILON * max(1.0, abs(centre)):
-        fallback = float(normal.std())
-        scale = fallback if fallback > EPSILON * max(1.0, abs(centre)) else 1.0
-        notes.append(
-            "the scores of the good calibration images have no spread (interquartile range 0): "
-            f"they were scaled by {scale:.3g} instead"
-        )
-    x = (scores - centre) / scale
-    y = np.where(defective, 1.0, -1.0)
-    weights = len(y) / (2 * np.where(defective, defective.sum(), len(normal)))
-
-    def objective(theta: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        slope, intercept = theta
-        f = y * (slope * x + intercept)
-        value = slope**2 / 2 + C * float(weights @ np.logaddexp(0, -f))
-        pull = -C * weights * y * special.expit(-f)
-        return value, np.array([slope + pull @ x, pull.sum()])
-
-    fit = optimize.minimize(
-        objective,
-        np.array([0.0, 0.0]),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(0, None), (None, None)],
-        options={"maxiter": 10_000, "ftol": 1e-15, "gtol": 1e-10},
-    )
-    slope, intercept = (float(v) for v in fit.x)
-    if slope == 0:
+    centre, scale, notes = _location_and_scale(normal)
+    logistic = LogisticRegression(C=C, class_weight="balanced", tol=1e-10, max_iter=10_000)
+    logistic.fit(((scores - centre) / scale)[:, None], defective)
+    slope, intercept = float(logistic.coef_[0, 0]), float(logistic.intercept_[0])
+    if slope <= 0:
+        slope = intercept = 0.0
         notes.append(
             "the slope of the image calibration is at its bound of zero: on calibration images "
             "the evidence does not rise with the label, so every image gets the same probability"
@@ -197,6 +178,25 @@ def fit_image_calibrator(
     if int(defective.sum()) == 1:
         notes.append("the probability rests on a single defective calibration image")
     return ImageCalibrator(centre, scale, slope, intercept, tuple(notes))
+
+
+def _location_and_scale(normal: NDArray[np.float64]) -> tuple[float, float, list[str]]:
+    """Median and interquartile range; where that is 0, the standard deviation, then 1, noted."""
+    centre = float(np.median(normal))
+    scale = float(np.subtract(*np.percentile(normal, [75, 25])))
+    least = EPSILON * max(1.0, abs(centre))
+    if scale > least:
+        return centre, scale, []
+    scale = float(normal.std())
+    scale = scale if scale > least else 1.0
+    return (
+        centre,
+        scale,
+        [
+            "the scores of the good calibration images have no spread (interquartile range 0): "
+            f"they were scaled by {scale:.3g} instead"
+        ],
+    )
 
 
 def image_logit(pooled: Tensor, calibrator: ImageCalibrator) -> Tensor:

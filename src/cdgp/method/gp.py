@@ -17,7 +17,7 @@ class Moments(NamedTuple):
 
 
 class EvidenceFunction(Protocol):
-    """What the pair is made of: a sparse GP, or one of the paper's controls."""
+    """What the pair is made of: a sparse GP, or a control of the paper that takes its place."""
 
     def __call__(self, tokens: Tensor) -> Moments: ...
 
@@ -46,8 +46,8 @@ class SparseGP(nn.Module):
         Z: Tensor,
         kernel: Kernel,
         jitter: float,
-        initial_mean: float = 0.0,
-        initial_scale: float = 1.0,
+        initial_mean: float,
+        initial_scale: float,
     ) -> None:
         super().__init__()
         M = len(Z)
@@ -62,7 +62,7 @@ class SparseGP(nn.Module):
             raise TrainingError(
                 "the kernel matrix of an inducing set cannot be factorised. Likely causes: (a) "
                 "tokens that are not finite; (b) many equal images, so that inducing tokens "
-                "repeat: remove the copies; (c) too small a jitter: raise dual_gp.jitter"
+                "repeat: remove the duplicates; (c) too small a jitter: raise dual_gp.jitter"
             )
         identity = torch.eye(M, dtype=torch.float64, device=Z.device)
         Lz_inv = torch.linalg.solve_triangular(Lz, identity, upper=False)
@@ -113,55 +113,23 @@ def standardised(margin: Tensor, variance: Tensor, floor: float) -> Tensor:
     return margin / variance.clamp_min(floor).sqrt()
 
 
-def has_fused_form(gps: DualGP) -> bool:
-    """Whether both functions are sparse GPs with the linear kernel."""
+def has_linear_forms(gps: DualGP) -> bool:
+    """Whether both functions are sparse GPs with the linear kernel, see ``linear_forms``."""
     return all(isinstance(f, SparseGP) and f.kernel is linear for f in (gps.normal, gps.anomaly))
 
 
-class FusedDominance(nn.Module):
-    """The linear-kernel dominance as one matmul of the tokens.
-
-    With |t| = 1 the summed variance is 2 + t^T C t, where
-    C = sum_c Z_c^T (K_c^-1 S_c K_c^-1 - K_c^-1) Z_c has rank at most M_N + M_A. C is indefinite:
-    its eigenvectors, scaled by the root of the eigenvalue's size, are the variance directions, and
-    the eigenvalues' signs are kept beside them.
-
-    Args:
-        gps: a trained pair with the linear kernel.
-        floor: the least summed variance.
-        evidence: ``dominance``, or ``mean_margin`` for the numerator alone.
-    """
-
-    def __init__(self, gps: DualGP, floor: float, evidence: str = "dominance") -> None:
-        super().__init__()
-        self.floor = floor
-        self.evidence = evidence
-        with torch.no_grad():
-            beta, C = linear_forms(gps)
-            eigenvalues, eigenvectors = torch.linalg.eigh(C)
-            kept = eigenvalues.abs() > 1e-12 * eigenvalues.abs().max()
-            directions = eigenvectors[:, kept] * eigenvalues[kept].abs().sqrt()
-            weight = torch.cat([beta[:, None], directions], dim=1)
-        dtype = next(gps.parameters()).dtype
-        self.register_buffer("weight", weight.to(dtype), persistent=False)
-        self.register_buffer("signs", eigenvalues[kept].sign().to(dtype), persistent=False)
-        self.weight: Tensor
-        self.signs: Tensor
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Evidence (N,) at unit-norm tokens (N, D)."""
-        projected = tokens @ self.weight
-        margin = projected[..., 0]
-        if self.evidence == "mean_margin":
-            return margin
-        variance = 2 + projected[..., 1:].square() @ self.signs
-        return standardised(margin, variance, self.floor)
-
-
 def linear_forms(gps: DualGP) -> tuple[Tensor, Tensor]:
-    """beta_A - beta_N (D,) of Eq. 11 and C (D, D) of ``FusedDominance``, in float64."""
-    if not has_fused_form(gps):
-        raise TypeError("only the linear kernel has a fused form")
+    """beta (D,) and C (D, D), in float64: margin and summed variance as forms of the token.
+
+    With the linear kernel and |t| = 1 the margin is t . beta, beta = beta_A - beta_N (Eq. 11), and
+    the summed variance is 2 + t^T C t, where
+    C = sum_c Z_c^T (K_c^-1 S_c K_c^-1 - K_c^-1) Z_c has rank at most M_N + M_A and is indefinite.
+
+    Raises:
+        TypeError: a function is no sparse GP with the linear kernel.
+    """
+    if not has_linear_forms(gps):
+        raise TypeError("only sparse GPs with the linear kernel have linear forms")
     assert isinstance(gps.normal, SparseGP) and isinstance(gps.anomaly, SparseGP)
     with torch.no_grad():
         beta_N, C_N = _linear_form(gps.normal)

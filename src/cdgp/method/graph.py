@@ -1,8 +1,9 @@
-"""The numbers of ``detector.py`` with less work, as one module that every runtime can run.
+"""The one inference path: the numbers of ``network.py`` with less work, in every runtime.
 
-What is saved, none of it at the cost of the result:
+Calibration, evaluation, prediction, export and benchmarks run this graph. What it saves, none of it
+at the cost of the result:
 
-- batch norms are folded into the convolutions before them;
+- batch norms are folded into the convolutions before them (``fold``);
 - the stem, which training leaves frozen, runs once where both encoders hold the same one;
 - tokens are never formed in D dimensions: both the variance and the margin of a token are read off
   one vector of at most D entries, built at each stage's own resolution (``DominanceHead``);
@@ -16,45 +17,28 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
-from timm.layers.conv2d_same import Conv2dSame
-from torch import Tensor, fx, nn
-from torch.nn import functional
-from torch.nn.utils.fusion import fuse_conv_bn_weights
+from torch import Tensor, nn
 
 from cdgp.method.backbone import Encoder
 from cdgp.method.calibration import (
+    Calibration,
     NormalTail,
     final_map,
     fuse,
     image_logit,
     surprisal,
-    upsample,
 )
-from cdgp.method.gp import linear_forms
+from cdgp.method.fold import fix_padding, fold_batch_norms
+from cdgp.method.gp import has_linear_forms, linear_forms
 from cdgp.method.losses import log_mean_exp
-from cdgp.method.network import Calibration, Evidence, Network, evidence_at
+from cdgp.method.network import Evidence, Network, Outputs, evidence_at
+from cdgp.method.resize import upsample, upsample_matmul
 from cdgp.method.student import residual_map
 
 TABLE_SIZE = 2**20
 """Entries of the surprisal table."""
-
-
-class Outputs(NamedTuple):
-    """What the inference graph returns, for images (B, 3, H, W)."""
-
-    anomaly_map: Tensor
-    """(B, H, W) the final map, in nats."""
-    surprisal: Tensor
-    """(B, H, W) minus the log of the normal-tail probability, in nats."""
-    fused: Tensor
-    """(B, H, W) U of Eq. 25, in standard deviations of the normal branches."""
-    pooled: Tensor
-    """(B,) a(x) of Eq. 28."""
-    pred_score: Tensor
-    """(B,) probability of being defective, in [0, 1]."""
 
 
 class EvidenceGraph(nn.Module):
@@ -110,19 +94,31 @@ class InferenceGraph(nn.Module):
     def __init__(self, evidence: EvidenceGraph, calibration: Calibration) -> None:
         super().__init__()
         self.evidence = evidence
-        self.calibration = calibration
-        self.table = SurprisalTable(calibration.tail)
+        self.outputs = OutputGraph(calibration)
 
     def forward(self, images: Tensor) -> Outputs:
         """(B, 3, H, W) float32 RGB in [0, 1] to maps and image scores."""
-        return self.scores(self.evidence(images), (images.shape[-2], images.shape[-1]))
+        found: Outputs = self.outputs(self.evidence(images), (images.shape[-2], images.shape[-1]))
+        return found
 
-    def scores(self, evidence: Evidence, size: tuple[int, int]) -> Outputs:
+
+class OutputGraph(nn.Module):
+    """From the evidence to the calibrated result; ``network.calibrated`` with less work.
+
+    Args:
+        calibration: of the network that the evidence comes from.
+    """
+
+    def __init__(self, calibration: Calibration) -> None:
+        super().__init__()
+        self.calibration = calibration
+        self.table = SurprisalTable(calibration.tail)
+
+    def forward(self, evidence: Evidence, size: tuple[int, int]) -> Outputs:
         """Evidence (B, h, w) to maps (B, H, W) of a size and image scores."""
         dominance, residual, pooled = evidence
         c = self.calibration
         low = fuse(dominance, residual, c.dominance, c.residual, c.fusion_weight)
-        # Exported, the two products take a third of the time of the runtimes' own interpolation.
         U = upsample_matmul(low, size) if torch.compiler.is_exporting() else upsample(low, size)
         P = self.table(U)
         logit = image_logit(pooled, c.image)
@@ -168,7 +164,7 @@ def head_of(network: Network) -> nn.Module:
 
     ``DominanceHead`` leaves out the floor of the variance, so it must be out of reach.
     """
-    if network.fused is None:
+    if not has_linear_forms(network.gps):
         return TokenHead(network)
     _, C = linear_forms(network.gps)
     least = 2 + float(torch.linalg.eigvalsh(C)[0])
@@ -228,44 +224,21 @@ class DominanceHead(nn.Module):
         parts, others = [], []
         for layer, sizes, feature in zip(self.layers, self.sizes, features, strict=True):
             own, *entries = layer(feature).split(sizes, dim=1)
-            own = length(own)[:, None]
+            own = channel_norm(own)[:, None]
             part, *others = (part / own for part in entries)
-            parts.append(bilinear(part, size))
+            parts.append(upsample(part, size))
         # In place: at the finest resolution it is passes over memory that take the time.
-        groups = [reduce(Tensor.add_, parts), *(bilinear(other, size) for other in others)]
+        groups = [reduce(Tensor.add_, parts), *(upsample(other, size) for other in others)]
         margin = reduce(Tensor.add, (k * g[:, :1] for k, g in zip(self.along, groups, strict=True)))
-        of_s = reduce(Tensor.add, (length(g).square() for g in groups)).sqrt()
+        of_s = reduce(Tensor.add, (channel_norm(g).square() for g in groups)).sqrt()
         dominance: Tensor = margin[:, 0] / of_s
         return dominance
 
 
-def length(vectors: Tensor) -> Tensor:
-    """Lengths (B, H, W) of the vectors over the channels of (B, C, H, W), above zero."""
-    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=1)
-    return lengths.clamp_min(1e-12)
-
-
-def bilinear(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """(B, C, h, w) to (B, C, H, W); the same where it has that size."""
-    if maps.shape[-2:] == size:
-        return maps
-    return functional.interpolate(maps, size=size, mode="bilinear", align_corners=False)
-
-
-def upsample_matmul(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """``upsample`` of maps (n, h, w) to (n, H, W) as products with a matrix for either axis."""
-    rows, columns = (
-        _weights(maps.shape[axis], target, maps) for axis, target in zip((1, 2), size, strict=True)
-    )
-    return rows @ maps @ columns.mT
-
-
-def _weights(inputs: int, outputs: int, like: Tensor) -> Tensor:
-    """(outputs, inputs): the share of each input in each linearly upsampled place."""
-    steps = torch.arange(outputs, dtype=like.dtype, device=like.device) + 0.5
-    at = (steps * (inputs / outputs) - 0.5).clamp(0, inputs - 1)
-    places = torch.arange(inputs, dtype=like.dtype, device=like.device)
-    return (1 - (at[:, None] - places).abs()).clamp_min(0)
+def channel_norm(vectors: Tensor) -> Tensor:
+    """Norms (B, H, W) of the vectors along the channels of (B, C, H, W), above zero."""
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=1)
+    return norms.clamp_min(1e-12)
 
 
 class TokenHead(nn.Module):
@@ -327,7 +300,7 @@ class SurprisalTable(nn.Module):
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     """Cosines over the channels of (B, C, h, w), (B, h, w)."""
-    return (a * b).sum(1) / (length(a) * length(b))
+    return (a * b).sum(1) / (channel_norm(a) * channel_norm(b))
 
 
 def pointwise(weight: Tensor) -> nn.Conv2d:
@@ -335,61 +308,3 @@ def pointwise(weight: Tensor) -> nn.Conv2d:
     layer = nn.Conv2d(weight.shape[1], weight.shape[0], kernel_size=1, bias=False)
     layer.weight.data = weight.float()[:, :, None, None].to(memory_format=torch.channels_last)
     return layer
-
-
-class _Tracer(fx.Tracer):
-    """Convolutions and batch norms stay whole, whoever's they are."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        whole = isinstance(m, nn.Conv2d | nn.modules.batchnorm._BatchNorm)
-        return whole or super().is_leaf_module(m, module_qualified_name)
-
-
-def fold_batch_norms(module: nn.Module) -> None:
-    """Fold each batch norm that follows a convolution into it, in place, for evaluation mode.
-
-    A module whose order cannot be traced stays as it is.
-    """
-    try:
-        nodes = _Tracer().trace(module).nodes
-    except Exception:  # tracing runs foreign code and may raise anything; unfolded is right too
-        return
-    parts = dict(module.named_modules())
-    for node in nodes:
-        norm, source = parts.get(str(node.target)), node.args[0] if node.args else None
-        if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or not isinstance(source, fx.Node):
-            continue
-        conv = parts.get(str(source.target))
-        if not isinstance(conv, nn.Conv2d) or len(source.users) > 1:
-            continue
-        if norm.running_mean is None or norm.running_var is None:
-            continue
-        conv.weight, conv.bias = fuse_conv_bn_weights(
-            conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps,
-            norm.weight, norm.bias,
-        )  # fmt: skip
-        parent, _, name = str(node.target).rpartition(".")
-        # timm's batch norms carry the activation that follows them
-        setattr(module.get_submodule(parent), name, getattr(norm, "act", nn.Identity()))
-
-
-def fix_padding(module: nn.Module) -> None:
-    """Give TensorFlow-style convolutions the padding that they work out anew for every input.
-
-    It depends on the size unless this is a multiple of the stride, which inputs here are at every
-    layer.
-    """
-    for name, layer in list(module.named_modules()):
-        if isinstance(layer, Conv2dSame):
-            sides = zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)
-            total = [max(d * (k - 1) + 1 - s, 0) for k, s, d in sides]
-            top, left = (side // 2 for side in total)
-            padding = nn.ZeroPad2d((left, total[1] - left, top, total[0] - top))
-            conv = nn.Conv2d(
-                layer.in_channels, layer.out_channels, (layer.kernel_size[0], layer.kernel_size[1]),
-                (layer.stride[0], layer.stride[1]), 0, (layer.dilation[0], layer.dilation[1]),
-                layer.groups, layer.bias is not None,
-            )  # fmt: skip
-            conv.weight, conv.bias = layer.weight, layer.bias
-            parent, _, own = name.rpartition(".")
-            setattr(module.get_submodule(parent), own, nn.Sequential(padding, conv))

@@ -1,4 +1,7 @@
-"""The order of the stages at inference: images to evidence to calibrated map and probability."""
+"""The order of the stages at inference, written plainly: the oracle that ``graph`` is tested with.
+
+The product runs ``graph.InferenceGraph``, which gives the same numbers with less work.
+"""
 
 from typing import NamedTuple
 
@@ -6,24 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from cdgp.method.backbone import Encoder
-from cdgp.method.calibration import (
-    BranchStatistics,
-    ImageCalibrator,
-    NormalTail,
-    final_map,
-    fuse,
-    image_logit,
-    surprisal,
-    upsample,
-)
-from cdgp.method.gp import DualGP, FusedDominance, has_fused_form
+from cdgp.method.calibration import Calibration, final_map, fuse, image_logit, surprisal
+from cdgp.method.gp import DualGP
 from cdgp.method.losses import log_mean_exp
+from cdgp.method.resize import upsample
 from cdgp.method.student import ReverseStudent, residual_map, residuals
 from cdgp.method.tokens import TokenProjection
 
 
 class Evidence(NamedTuple):
-    """What both branches say before calibration."""
+    """What both branches give before calibration."""
 
     dominance: Tensor
     """(B, H/4, W/4) standardised dominance g, or the mean margin for the control."""
@@ -33,32 +28,23 @@ class Evidence(NamedTuple):
     """(B,) a(x), the log-sum-exp of the dominance."""
 
 
-class Calibration(NamedTuple):
-    """Everything that the calibration images decide."""
+class Outputs(NamedTuple):
+    """The calibrated result for images (B, 3, H, W)."""
 
-    dominance: BranchStatistics
-    residual: BranchStatistics
-    tail: NormalTail
-    image: ImageCalibrator
-    fusion_weight: float
-    image_weight: float
-
-
-class Scores(NamedTuple):
-    """The calibrated result at the input's resolution."""
-
-    fused: Tensor
-    """(B, H, W) U, in standard deviations of the normal branches."""
+    anomaly_map: Tensor
+    """(B, H, W) the final map S = P + lambda_I log p_A, in nats."""
     surprisal: Tensor
     """(B, H, W) P, minus the log of the normal-tail probability, in nats."""
-    anomaly_map: Tensor
-    """(B, H, W) the final map S = P + lambda_I log p_A."""
-    logit: Tensor
-    """(B,) log-odds of being defective; the image score p_A is its sigmoid."""
+    fused: Tensor
+    """(B, H, W) U of Eq. 25, in standard deviations of the normal branches."""
+    pooled: Tensor
+    """(B,) a(x) of Eq. 28."""
+    pred_score: Tensor
+    """(B,) p_A, the probability of being defective, in [0, 1]."""
 
 
 class Network(nn.Module):
-    """Both branches, for inference.
+    """Both trained branches, stage by stage.
 
     Args:
         encoder: the fine-tuned encoder.
@@ -80,7 +66,7 @@ class Network(nn.Module):
         student: ReverseStudent,
         sharpness: float,
         floor: float,
-        evidence: str = "dominance",
+        evidence: str,
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -91,7 +77,6 @@ class Network(nn.Module):
         self.sharpness = sharpness
         self.floor = floor
         self.evidence = evidence
-        self.fused = FusedDominance(gps, floor, evidence) if has_fused_form(gps) else None
         self.requires_grad_(False).eval()
 
     def tokens(self, images: Tensor) -> Tensor:
@@ -103,11 +88,7 @@ class Network(nn.Module):
         """(B, 3, H, W) RGB in [0, 1] to the spatial evidence (B, H/4, W/4)."""
         tokens = self.tokens(images)
         flat = tokens.flatten(0, 2)
-        if self.fused is not None:
-            evidence: Tensor = self.fused(flat)
-        else:
-            evidence = evidence_at(self.gps, flat, self.floor, self.evidence)
-        return evidence.view(tokens.shape[:3])
+        return evidence_at(self.gps, flat, self.floor, self.evidence).view(tokens.shape[:3])
 
     def means(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, H, W) RGB in [0, 1] to mu_N and mu_A, (B, H/4, W/4) each."""
@@ -117,7 +98,7 @@ class Network(nn.Module):
         return normal.view(tokens.shape[:3]), anomaly.view(tokens.shape[:3])
 
     def residual(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) RGB in [0, 1] to the residual map (B, H/4, W/4)."""
+        """(B, 3, H, W) RGB in [0, 1] to the residual map (B, H/4, W/4) of Eq. 23."""
         return reconstruction_residual(self.teacher, self.student, images)
 
     @torch.inference_mode()
@@ -141,8 +122,8 @@ def reconstruction_residual(teacher: Encoder, student: ReverseStudent, images: T
     return residual_map(residuals(features, student(features[2], sizes)))
 
 
-def calibrated(evidence: Evidence, calibration: Calibration, size: tuple[int, int]) -> Scores:
-    """Evidence to the final map at ``size`` (H, W), and the image's log-odds (Section 3.6)."""
+def calibrated(evidence: Evidence, calibration: Calibration, size: tuple[int, int]) -> Outputs:
+    """Evidence to maps at ``size`` (H, W) and image scores, step by step (Section 3.6)."""
     U = fuse(
         upsample(evidence.dominance, size),
         upsample(evidence.residual, size),
@@ -152,4 +133,5 @@ def calibrated(evidence: Evidence, calibration: Calibration, size: tuple[int, in
     )
     P = surprisal(U, calibration.tail)
     logit = image_logit(evidence.pooled, calibration.image)
-    return Scores(U, P, final_map(P, logit, calibration.image_weight), logit)
+    S = final_map(P, logit, calibration.image_weight)
+    return Outputs(S, P, U, evidence.pooled, torch.sigmoid(logit))

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cdgp.method.resize import upsample
+
 
 def corrupt(
     images: Tensor,
@@ -87,7 +89,7 @@ class ReverseStudent(nn.Module):
         x = self.squeeze(coarse)
         reconstructions: list[Tensor] = []
         for stage in (2, 1, 0):
-            x = functional.interpolate(x, size=sizes[stage], mode="bilinear", align_corners=False)
+            x = upsample(x, sizes[stage])
             x = self.blocks[stage](x)
             reconstructions.insert(0, self.heads[stage](x))
         return reconstructions
@@ -125,9 +127,8 @@ def reconstruction_loss(
 
 def residual_map(stage_residuals: Sequence[Tensor]) -> Tensor:
     """Mean of the three residuals at the first stage's resolution, (B, H', W')  (Eq. 23)."""
-    size = stage_residuals[0].shape[-2:]
+    size = (stage_residuals[0].shape[-2], stage_residuals[0].shape[-1])
     total = stage_residuals[0]
     for r in stage_residuals[1:]:
-        up = functional.interpolate(r[:, None], size=size, mode="bilinear", align_corners=False)
-        total = total + up[:, 0]
+        total = total + upsample(r, size)
     return total / len(stage_residuals)

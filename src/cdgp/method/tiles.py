@@ -15,9 +15,10 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from cdgp.method.graph import EvidenceGraph, InferenceGraph, Outputs
+from cdgp.method.graph import EvidenceGraph, InferenceGraph
 from cdgp.method.losses import log_mean_exp
-from cdgp.method.network import Evidence, Network
+from cdgp.method.network import Evidence, Network, Outputs
+from cdgp.method.resize import Size
 
 GRID = 32
 """Windows begin at multiples of this."""
@@ -29,8 +30,6 @@ anew each time."""
 BAND = 64
 """Rows of evidence that are calibrated together."""
 
-Size = tuple[int, int]
-"""(height, width), in pixels."""
 Place = tuple[int, int]
 """(top, left), in pixels."""
 
@@ -144,7 +143,7 @@ def outputs_of(graph: InferenceGraph, evidence: Evidence, size: Size) -> Outputs
     for row in range(0, count, BAND):
         first, last = max(0, row - 1), min(count, row + BAND + 1)
         dominance, residual = (m[:, first:last] for m in evidence[:2])
-        found = graph.scores(
+        found = graph.outputs(
             Evidence(dominance, residual, evidence.pooled), (CELL * (last - first), CELL * columns)
         )
         y, skip = CELL * row, CELL * (row - first)

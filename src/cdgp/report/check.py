@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -10,22 +11,25 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from cdgp.audit.findings import SHORTCUT, Audit, Finding, told
+from cdgp.audit.checks import SHORTCUT, format_value
+from cdgp.audit.findings import Audit, Finding
 from cdgp.data.images import read_image, reason
 from cdgp.errors import ImageError
 from cdgp.files import printable, write_text
-from cdgp.report.html import jpeg, link, template
+from cdgp.report.page import jpeg, link, template
 
 GROUPS = 12
 """Groups of a finding that are shown."""
 MEMBERS = 8
 """Images of a group that are shown."""
 SIZES = 6
+"""Image sizes that are listed."""
 SIDE = 300
+"""Longer side, in pixels, of an image that is shown."""
 
 
 class Card(NamedTuple):
-    """An image in small, or why it is not shown."""
+    """A small version of an image, or the reason why it is not shown."""
 
     name: str
     link: str
@@ -37,20 +41,21 @@ class Card(NamedTuple):
 def write_check(
     out: Path, title: str, audit: Audit, paths: Mapping[str, Path], white_level: int
 ) -> None:
-    """Write the page whole.
+    """Write the page; each image that it shows is decoded once.
 
     Args:
         out: the HTML file.
         title: its headline.
         audit: what was found.
         paths: of images and masks, by the name that the findings use.
-        white_level: of 16-bit files.
+        white_level: the value that means white in 16-bit files.
 
     Raises:
         OutputError: the place cannot be written.
     """
     folder = out.absolute().parent
 
+    @cache  # an image may be in several findings
     def card(name: str) -> Card:
         path = paths[name]
         try:
@@ -75,18 +80,18 @@ def write_check(
             for finding in audit.findings
         ],
         limit=SHORTCUT,
-        told=told,
+        format_value=format_value,
         version=version("cdgp"),
     )
     write_text(out, printable(text))
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """One line: how many errors, warnings and notes there are."""
+    """One line: whether the data can be used, and how many errors, warnings and notes there are."""
     counts = {
         kind: sum(f.severity == kind for f in findings) for kind in ("error", "warning", "note")
     }
     if not findings:
-        return "Clean: nothing to tell."
-    told = ", ".join(f"{n} {kind}{'s' if n != 1 else ''}" for kind, n in counts.items() if n)
-    return f"{'Unusable as it is' if counts['error'] else 'Usable'}: {told}."
+        return "Clean: nothing was found."
+    counted = ", ".join(f"{n} {kind}{'s' if n != 1 else ''}" for kind, n in counts.items() if n)
+    return f"{'Unusable as it is' if counts['error'] else 'Usable'}: {counted}."

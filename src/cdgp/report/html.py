@@ -1,39 +1,34 @@
 """One self-contained HTML file that an inspection engineer can read, send and print."""
 
-import base64
-import heapq
-import io
 import json
 import math
-import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
-from urllib.parse import quote
+from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
-from PIL import Image
 
 from cdgp.audit.suspects import Suspect
-from cdgp.data.images import read_image, reason
-from cdgp.errors import ImageError
 from cdgp.evaluation import ScoredImage
 from cdgp.files import printable, write_text
 from cdgp.inference import Detector
 from cdgp.metrics.reliability import reliability_curve
 from cdgp.report import charts
-from cdgp.report.overlay import STACKED_FROM, panels, probability
+from cdgp.report.galleries import (
+    SHOWN,
+    Gallery,
+    Thumbnail,
+    Thumbnails,
+    galleries,
+    suspect_galleries,
+)
+from cdgp.report.page import link, template
 
-SHOWN = 8
-"""Images in a gallery, and names in a warning."""
-THUMBNAIL_SIDES = (256, 320)
-THUMBNAIL_BYTES = 30_000
-"""Quality falls until a thumbnail fits: six full galleries then stay below 4 MB."""
 CURVE_POINTS = 400
+"""Most points of a training curve."""
 
 NAMES = {
     "overkill": "Overkill",
@@ -74,52 +69,34 @@ NOTES = {
 }
 
 
-class Extra(TypedDict, total=False):
-    """What a report can tell beyond the scores."""
+@dataclass(frozen=True)
+class TrainingFacts:
+    """What the report of a training run shows beside the scores."""
 
-    log: Sequence[Mapping[str, Any]]
+    log: Sequence[Mapping[str, Any]] = ()
     """Training records: ``stage``, ``step``, ``loss``, ``margin_good``, ``margin_defective``."""
-    manifest_counts: Mapping[str, tuple[int, int]]
+    counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """(good, defective) by split, as ``Manifest.counts`` gives them."""
-    audit: Sequence[str]
-    """What was noticed of the training images, in words."""
-    suspects: Sequence[Suspect]
-    """Images whose label is doubtful, the most doubtful first."""
+    audit: Sequence[str] = ()
+    """Findings on the training images, in words."""
+    suspects: Sequence[Suspect] = ()
+    """Images by doubt of their label, the most doubtful first."""
 
 
-class Gallery(NamedTuple):
-    """Images that deserve a look, the first one most."""
-
-    title: str
-    why: str
-    rows: tuple[ScoredImage, ...]
-    remarks: Mapping[str, str] = {}
-    """What else is said of an image, by its name."""
-
-
-class Told(NamedTuple):
-    """A metric as it is shown."""
+class ShownMetric(NamedTuple):
+    """A metric as the page shows it."""
 
     name: str
     words: str
     value: str
     reason: str | None
+    """Why it is undefined, where it is."""
 
 
-class _Thumbnails(NamedTuple):
-    """Data URIs of an image and its map, or why there are none."""
-
-    image: str
-    heat: str
-    stacked: bool
-    problem: str | None
-
-
-@dataclass(frozen=True)
-class _Card:
+class _Card(NamedTuple):
     row: ScoredImage
     link: str
-    thumbnails: _Thumbnails
+    thumbnail: Thumbnail
     remark: str
 
 
@@ -130,12 +107,10 @@ def write_report(
     rows: Collection[ScoredImage],
     metrics: Mapping[str, Any] | None,
     computed_on: str,
-    extra: Extra | None = None,
+    training: TrainingFacts | None = None,
+    thumbnails: Thumbnails | None = None,
 ) -> None:
-    """Write the report of scored images whole.
-
-    The images of the galleries are read and predicted again; one that cannot be read any more is
-    listed with the reason.
+    """Write the report of scored images.
 
     Args:
         out: the HTML file.
@@ -143,51 +118,30 @@ def write_report(
         detector: that scored the images.
         rows: the scored images, walked through several times; where all have labels, errors
             and reliability are shown.
-        metrics: as `evaluation.evaluate` returns them, or None where there are no labels.
+        metrics: as `evaluation.Evaluation.metrics` returns them; None where there are no labels.
         computed_on: which images these are, in words: "42 test images".
-        extra: the training log and the counts of the manifest, where they exist.
+        training: of a training run, what it shows of the training.
+        thumbnails: made while the images were scored; where None, the images that the galleries
+            show are read and predicted now. One that cannot be read is shown with the reason.
 
     Raises:
         OutputError: the place cannot be written.
     """
-    extra = extra or {}
-    threshold = detector.threshold
-    labelled = bool(rows) and all(row.defective is not None for row in rows)
-    viewer = _Viewer(detector, out)
-    counts = {
-        "good": sum(row.defective is False for row in rows),
-        "defective": sum(row.defective is True for row in rows),
-        "false_rejects": sum(row.defective is False and row.pred_label for row in rows),
-        "misses": sum(row.defective is True and not row.pred_label for row in rows),
-    }
-    tiles = {name: words.format(**counts) for name, words in TILES.items()}
+    metrics, training = metrics or {}, training or TrainingFacts()
     text = template("report.html.j2").render(
         title=title,
         date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
         computed_on=computed_on,
-        images=len(rows),
-        good=counts["good"],
-        defective=counts["defective"],
-        rejected=sum(row.pred_label for row in rows),
-        labelled=labelled,
         decision=detector.card.decision,
-        tiles=told(metrics or {}, tiles),
-        metrics=told(metrics or {}, WORDS),
-        pixels=(metrics or {}).get("pictures_with_pixels"),
-        warnings=[*extra.get("audit", ()), *warnings(metrics or {}, detector)],
-        histogram=_histogram(rows, threshold, labelled),
-        reliability=_reliability(rows) if labelled else None,
-        galleries=[
-            (gallery, [viewer.card(row, gallery.remarks) for row in gallery.rows])
-            for gallery in (
-                *(galleries(rows, threshold) if rows else ()),
-                *suspect_galleries(extra.get("suspects", ()), detector),
-            )
-        ],
+        pixels=metrics.get("pictures_with_pixels"),
+        warnings=[*training.audit, *warnings(metrics, detector)],
         colour_bar=charts.colour_bar(detector.colour_scale, detector.region_level),
-        training=list(training_charts(extra.get("log", ()))),
-        separation=_last(extra.get("log", ()), "separation"),
-        splits=extra.get("manifest_counts", {}),
+        galleries=_shown_galleries(
+            out, rows, training.suspects, detector, thumbnails or Thumbnails(detector)
+        ),
+        training=list(training_charts(training.log)),
+        separation=_last(training.log, "separation"),
+        splits=training.counts,
         settings=json.dumps(
             detector.settings.model_dump(mode="json"), indent=2, ensure_ascii=False
         ),
@@ -196,101 +150,65 @@ def write_report(
             for key, value in detector.card.provenance.items()
         },
         version=version("cdgp"),
+        **_summary(rows, metrics, detector.threshold),
     )
-    # Names of bytes that are no UTF-8 are shown as scores.csv writes them.
+    # File names that are no UTF-8 are shown as scores.csv writes them.
     write_text(out, printable(text))
 
 
-def galleries(rows: Collection[ScoredImage], threshold: float) -> list[Gallery]:
-    """The wrong ones, worst first, where all have labels; the doubtful; the most defective."""
-    middle = float(charts.log_odds(threshold))
+def _summary(
+    rows: Collection[ScoredImage], metrics: Mapping[str, Any], threshold: float
+) -> dict[str, Any]:
+    """Counts, metrics and charts of all scored images."""
+    labelled = bool(rows) and all(row.defective is not None for row in rows)
+    counts = {
+        "good": sum(row.defective is False for row in rows),
+        "defective": sum(row.defective is True for row in rows),
+        "false_rejects": sum(row.defective is False and row.pred_label for row in rows),
+        "misses": sum(row.defective is True and not row.pred_label for row in rows),
+    }
+    tiles = {name: words.format(**counts) for name, words in TILES.items()}
+    return {
+        "images": len(rows),
+        "good": counts["good"],
+        "defective": counts["defective"],
+        "rejected": sum(row.pred_label for row in rows),
+        "labelled": labelled,
+        "tiles": format_metrics(metrics, tiles),
+        "metrics": format_metrics(metrics, WORDS),
+        "histogram": _histogram(rows, threshold, labelled),
+        "reliability": _reliability(rows) if labelled else None,
+    }
 
-    def doubt(row: ScoredImage) -> float:
-        return abs(float(charts.log_odds(row.pred_score)) - middle)
 
-    def peak(row: ScoredImage) -> float:
-        return max((region.peak for region in row.regions), default=0.0)
-
-    found = []
-    labelled = all(row.defective is not None for row in rows)
-    if labelled and any(row.defective for row in rows):
-        misses = [row for row in rows if row.defective and not row.pred_label]
-        why = f"{len(misses)} in all, the least suspected first."
-        found.append(
-            Gallery(
-                "Most wrong: defective parts that passed",
-                why if misses else "None: every defective part was rejected.",
-                _first(misses, lambda row: (row.pred_score, row.name)),
-            )
-        )
-    if labelled and not all(row.defective for row in rows):
-        rejects = [row for row in rows if not row.defective and row.pred_label]
-        why = f"{len(rejects)} in all, the most suspected first. A wrong label would show up here."
-        found.append(
-            Gallery(
-                "Most wrong: good parts that were rejected",
-                why if rejects else "None: every good part passed.",
-                _first(rejects, lambda row: (-row.pred_score, row.name)),
-            )
-        )
-    return [
-        *found,
-        Gallery(
-            "Most doubtful",
-            "Closest to the threshold in log-odds: the parts that a person should look at.",
-            _first(rows, lambda row: (doubt(row), row.name)),
-        ),
-        Gallery(
-            "Most defective",
-            "Highest probability first.",
-            _first(rows, lambda row: (-row.pred_score, -peak(row), row.name)),
-        ),
+def _shown_galleries(
+    out: Path,
+    rows: Collection[ScoredImage],
+    suspects: Sequence[Suspect],
+    detector: Detector,
+    thumbnails: Thumbnails,
+) -> list[tuple[Gallery, list[_Card]]]:
+    """Every gallery with a card for each of its images."""
+    folder = out.absolute().parent
+    found = [
+        *(galleries(rows, detector.threshold) if rows else ()),
+        *suspect_galleries(suspects, thumbnails),
     ]
+    return [
+        (
+            gallery,
+            [
+                _Card(row, link(row.path, folder), thumbnails.of(row),
+                      gallery.remarks.get(row.name, ""))
+                for row in gallery.rows
+            ],
+        )
+        for gallery in found
+    ]  # fmt: skip
 
 
-def template(name: str) -> Template:
-    """A page's template; everything that is put in is escaped."""
-    environment = Environment(
-        loader=PackageLoader("cdgp.report", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["p"] = probability
-    return environment.get_template(name)
-
-
-def suspect_galleries(suspects: Sequence[Suspect], detector: Detector) -> Iterable[Gallery]:
-    """The images of each label that a classifier without them doubts most."""
-    for defective, word, other in ((False, "good", "defective"), (True, "defective", "good")):
-        chosen = [s for s in suspects if s.defective == defective][:SHOWN]
-        rows, remarks = [], {}
-        for s in chosen:
-            try:
-                found = detector.predict(s.path)
-            except ImageError:  # gone since: suspects.csv still names it
-                continue
-            rows.append(ScoredImage.of(found, s.name, s.path, s.split, s.defective))
-            remarks[s.name] = f"looks {other} with P = {s.doubt:.2f} to a classifier without it"
-        if rows:
-            yield Gallery(
-                f"Suspect labels: labelled {word}",
-                f"Labelled {word}, and most like {other} to a classifier that was fitted without "
-                "them. Look at these first; nothing was relabelled. All are in suspects.csv.",
-                tuple(rows),
-                remarks,
-            )
-
-
-def _first(
-    rows: Iterable[ScoredImage], key: Callable[[ScoredImage], tuple[Any, ...]]
-) -> tuple[ScoredImage, ...]:
-    return tuple(heapq.nsmallest(SHOWN, rows, key=key))
-
-
-def told(metrics: Mapping[str, Any], words: Mapping[str, str]) -> list[Told]:
-    """The metrics that have words, as shown; an undefined one is a dash with its reason."""
+def format_metrics(metrics: Mapping[str, Any], words: Mapping[str, str]) -> list[ShownMetric]:
+    """The metrics that have words, as text; an undefined one is a dash with its reason."""
     shown = []
     for name, meaning in words.items():
         if name in metrics:
@@ -299,12 +217,12 @@ def told(metrics: Mapping[str, Any], words: Mapping[str, str]) -> list[Told]:
             if name in RATES and value is not None:
                 text = f"{100 * value:.1f} %"
             why = metrics.get(f"{name}_reason") if value is None else None
-            shown.append(Told(NAMES[name], meaning, text, why))
+            shown.append(ShownMetric(NAMES[name], meaning, text, why))
     return shown
 
 
 def warnings(metrics: Mapping[str, Any], detector: Detector) -> Iterable[str]:
-    """What calibration and evaluation noted, in words."""
+    """The notes of calibration and evaluation, in words."""
     yield from (f"Calibration: {note}." for note in detector.card.image.notes)
     for key, names in metrics.get("notes", {}).items():
         words = NOTES.get(key, key.replace("_", " ").capitalize())
@@ -334,7 +252,7 @@ def training_charts(log: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, Mar
 
 
 def _points(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    """(step, value) upwards; of a step that was taken twice the later record, at most 400."""
+    """(step, value) by step, at most 400; of a step that was run twice, the later record."""
     values = {
         int(record["step"]): float(record[key])
         for record in records
@@ -364,48 +282,3 @@ def _histogram(rows: Collection[ScoredImage], threshold: float, labelled: bool) 
 def _reliability(rows: Collection[ScoredImage]) -> Markup:
     scores, labels = [row.pred_score for row in rows], [bool(row.defective) for row in rows]
     return charts.reliability_chart(reliability_curve(scores, labels))
-
-
-class _Viewer:
-    """Cards of images, each read and predicted once."""
-
-    def __init__(self, detector: Detector, out: Path) -> None:
-        self._detector = detector
-        self._folder = out.absolute().parent
-        self._seen: dict[Path, _Thumbnails] = {}
-
-    def card(self, row: ScoredImage, remarks: Mapping[str, str]) -> _Card:
-        if row.path not in self._seen:
-            self._seen[row.path] = self._thumbnails(row.path)
-        remark = remarks.get(row.name, "")
-        return _Card(row, link(row.path, self._folder), self._seen[row.path], remark)
-
-    def _thumbnails(self, path: Path) -> _Thumbnails:
-        detector = self._detector
-        try:
-            image = read_image(path, detector.settings.data.white_level)
-            prediction = detector.predict(path)
-        except ImageError as error:
-            return _Thumbnails("", "", False, reason(error, path))
-        plain, laid = panels(image, prediction, detector.colour_scale, THUMBNAIL_SIDES)
-        stacked = plain.width >= STACKED_FROM * plain.height
-        return _Thumbnails(jpeg(plain), jpeg(laid), stacked, None)
-
-
-def jpeg(image: Image.Image) -> str:
-    """The best JPEG that fits, as data URI."""
-    for quality in (88, 75, 60, 40, 20):
-        data = io.BytesIO()
-        image.save(data, "JPEG", quality=quality)
-        if data.tell() <= THUMBNAIL_BYTES:
-            break
-    return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
-
-
-def link(path: Path, folder: Path) -> str:
-    """URL from a file in the folder to the path; relative, so that both can move together."""
-    try:
-        relative = Path(os.path.relpath(path.absolute(), folder))
-    except ValueError:  # another drive
-        return path.absolute().as_uri()
-    return quote(os.fsencode(relative.as_posix()))

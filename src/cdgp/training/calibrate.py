@@ -10,13 +10,14 @@ from torch import Tensor
 
 from cdgp.method.calibration import (
     BranchStatistics,
+    Calibration,
     fit_image_calibrator,
     fit_tail,
     fuse,
-    upsample,
 )
 from cdgp.method.graph import EvidenceGraph
-from cdgp.method.network import Calibration, Evidence, Network
+from cdgp.method.network import Evidence
+from cdgp.method.resize import upsample
 from cdgp.method.tiles import CELL, tiled_evidence
 from cdgp.presets import CalibrationSettings
 from cdgp.progress import Progress
@@ -41,22 +42,22 @@ class CalibrationEvidence(NamedTuple):
 
 @torch.inference_mode()
 def collect_evidence(
-    network: Network | EvidenceGraph,
+    graph: EvidenceGraph,
     dataset: WeakDataset,
-    device: torch.device,
     progress: Progress,
 ) -> CalibrationEvidence:
-    """Run a network, or its graph for inference, over images, one at a time."""
+    """Run the inference graph over images, one at a time."""
+    device = next(graph.parameters()).device
     evidence, sizes = [], []
     with progress.phase("Calibration", len(dataset)) as advance:
         for index in range(len(dataset)):
             image, size = dataset.input(index), dataset.size
             if dataset.tile:
-                found = tiled_evidence(network, image, size)
+                found = tiled_evidence(graph, image, size)
                 size = (CELL * found.dominance.shape[1], CELL * found.dominance.shape[2])
             else:
                 images = image[None].to(device)
-                found = network(images.contiguous(memory_format=torch.channels_last))
+                found = graph(images.contiguous(memory_format=torch.channels_last))
             evidence.append(Evidence(*(part.float().cpu() for part in found)))
             sizes.append(size)
             advance()
@@ -86,13 +87,9 @@ def fit_calibration(collected: CalibrationEvidence, settings: CalibrationSetting
     scores = []
     for one, size, bounds in zip(maps, sizes, itertools.pairwise(ends.tolist()), strict=True):
         first, last = torch.searchsorted(picked, torch.tensor(bounds))
-        U = fuse(
-            upsample(one.dominance, size),
-            upsample(one.residual, size),
-            dominance,
-            residual,
-            settings.fusion_weight,
-        )
+        # Fused before it is upsampled, as ``graph.OutputGraph`` does for new images.
+        low = fuse(one.dominance, one.residual, dominance, residual, settings.fusion_weight)
+        U = upsample(low, size)
         scores.append(U.flatten()[picked[first:last] - bounds[0]])
     merged = torch.cat(scores) if scores else torch.empty(0)
     return Calibration(

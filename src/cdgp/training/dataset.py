@@ -1,59 +1,78 @@
-"""Network inputs of the training images, and the deterministic stream of batches."""
+"""Network inputs of weakly labelled images, and the deterministic stream of batches."""
 
-import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import WeakSample
+from cdgp.method.build import seeded
+from cdgp.presets import Settings
 
 CACHE_BYTES = 2**30
 """Inputs up to this total stay in memory; those beyond it are decoded on every visit."""
 
 
-class WeakDataset:
-    """Weakly labelled images at the network's input size, or at their own where they are tiled.
+class InputCache:
+    """Network inputs by the image's path, each decoded once while there is room.
 
     Args:
-        samples: what training may see: images and their labels.
         size: (H, W) of the network's input, that is, of the windows of a tiled image.
         white_level: of 16-bit files.
         tile: whether images are cut into windows, not resized.
     """
 
-    def __init__(
-        self,
-        samples: Sequence[WeakSample],
-        size: tuple[int, int],
-        white_level: int,
-        tile: bool = False,
-    ) -> None:
-        self.samples = tuple(samples)
-        self.size = size
-        self.white_level = white_level
-        self.tile = tile
-        self.defective = torch.tensor([s.defective for s in samples], dtype=torch.bool)
+    def __init__(self, size: tuple[int, int], white_level: int, tile: bool) -> None:
+        self.size, self.white_level, self.tile = size, white_level, tile
         self._room = CACHE_BYTES
-        self._cache: dict[int, Tensor] = {}
+        self._kept: dict[Path, Tensor] = {}
+
+    def input(self, path: Path) -> Tensor:
+        """(3, H, W) float32 RGB in [0, 1]: of ``size``, or the image's own where it is tiled."""
+        if path in self._kept:
+            return self._kept[path]
+        pixels = read_image(path, self.white_level)
+        if self.tile:
+            found = torch.from_numpy(pixels).permute(2, 0, 1)
+        else:
+            found = to_input(pixels, self.size)
+        if found.nbytes <= self._room:
+            self._room -= found.nbytes
+            self._kept[path] = found
+        return found
+
+
+class WeakDataset:
+    """Weakly labelled images as the network takes them.
+
+    Args:
+        samples: what training may see: images and their labels.
+        inputs: where their pixels come from; datasets of one run share it.
+    """
+
+    def __init__(self, samples: Sequence[WeakSample], inputs: InputCache) -> None:
+        self.samples = tuple(samples)
+        self.inputs = inputs
+        self.defective = torch.tensor([s.defective for s in samples], dtype=torch.bool)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(H, W) of the network's input, or of the windows of a tiled image."""
+        return self.inputs.size
+
+    @property
+    def tile(self) -> bool:
+        """Whether images are cut into windows."""
+        return self.inputs.tile
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def input(self, index: int) -> Tensor:
         """(3, H, W) float32 RGB in [0, 1] of one image."""
-        if index in self._cache:
-            return self._cache[index]
-        pixels = read_image(self.samples[index].image, self.white_level)
-        if self.tile:
-            image = torch.from_numpy(pixels).permute(2, 0, 1)
-        else:
-            image = to_input(pixels, self.size)
-        if image.nbytes <= self._room:
-            self._room -= image.nbytes
-            self._cache[index] = image
-        return image
+        return self.inputs.input(self.samples[index].image)
 
     def batch(self, indices: Sequence[int]) -> Tensor:
         """(B, 3, H, W) float32 RGB in [0, 1]."""
@@ -64,10 +83,9 @@ class WeakDataset:
         return torch.nonzero(self.defective == defective).flatten().tolist()
 
 
-def seeded(seed: int, *key: object) -> torch.Generator:
-    """A generator that depends on the seed and the key alone, so that any step can be redone."""
-    digest = hashlib.sha256(repr((seed, *key)).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+def new_inputs(settings: Settings) -> InputCache:
+    """An empty cache for a run."""
+    return InputCache(settings.input_size, settings.data.white_level, settings.tile)
 
 
 def shuffled_stream(items: Sequence[int], start: int, count: int, seed: int, key: str) -> list[int]:

@@ -1,22 +1,20 @@
 """First stage: encoder, projections and inducing values from image labels (Section 3.4)."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
-from torch.nn import functional
 from torchvision.transforms import v2
 
+from cdgp.data.manifest import WeakSample, WeakSplit
 from cdgp.errors import NoSeparationError
 from cdgp.files import subsample_evenly
 from cdgp.method.backbone import Encoder
-from cdgp.method.gp import DualGP, SparseGP
+from cdgp.method.build import new_pair, new_projection, pretrained_encoder, seeded
+from cdgp.method.gp import DualGP
 from cdgp.method.inducing import inducing_sets
-from cdgp.method.kernels import kernel_named
 from cdgp.method.losses import (
     attraction_loss,
     bag_margin,
@@ -29,19 +27,19 @@ from cdgp.method.tiles import batches, cut, places, windows
 from cdgp.method.tokens import TokenProjection
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import DualGPSettings, Settings
-from cdgp.progress import Progress
-from cdgp.training.dataset import WeakDataset, seeded, shuffled_stream
-from cdgp.training.loop import cosine, read_state, run_stage
-from cdgp_bench.controls import HeteroscedasticHead, LinearHead
+from cdgp.training.context import TrainingContext
+from cdgp.training.dataset import WeakDataset, shuffled_stream
+from cdgp.training.loop import Stage, cosine, read_checkpoint, run_stage
 
+FILE = "dual_gp.safetensors"
+"""Name of the stage's checkpoint."""
 SEPARATION_IMAGES = 64
-"""The check for separation looks at so many images of each label at most."""
+"""The check for separability uses at most so many images of each label."""
 LEAST_SEPARATION = 0.7
 """AUROC of the pooled margin over training images below which there is no usable model."""
 
-
-Head = Literal["gp", "linear", "heteroscedastic"]
-"""What the two evidence functions are: the method, or one of the paper's controls."""
+MakePair = Callable[[], DualGP]
+"""Makes the untrained evidence functions; the paper's controls are put in here."""
 
 
 class TrainedDualGP(NamedTuple):
@@ -52,6 +50,8 @@ class TrainedDualGP(NamedTuple):
     gps: DualGP
     separation: float
     """AUROC of the pooled mean margin over training images."""
+    seconds: float
+    """That training took."""
 
 
 class DualGPTraining(nn.Module):
@@ -60,7 +60,7 @@ class DualGPTraining(nn.Module):
     def __init__(
         self,
         encoder: Encoder,
-        projection: nn.Module,
+        projection: TokenProjection,
         gps: DualGP,
         settings: DualGPSettings,
         sharpness: float,
@@ -73,7 +73,7 @@ class DualGPTraining(nn.Module):
         self.sharpness = sharpness
 
     def forward(self, images: Tensor, defective: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of Eq. 13 and the signs of health, of images (B, 3, H, W) and labels (B,) bool."""
+        """Loss of Eq. 13 and the diagnostics, of images (B, 3, H, W) and labels (B,) bool."""
         s = self.settings
         self.encoder.train_trunk(s.batch_norm)
         images = images.contiguous(memory_format=torch.channels_last)
@@ -92,149 +92,109 @@ class DualGPTraining(nn.Module):
         attract = attraction_loss(evidence_A[defective], margins[defective], s.epsilon)
         a, b, c = s.loss_weights
         with torch.no_grad():
-            signs = {"mil": mil, "compact": compact, "attract": attract}
+            diagnostics = {"mil": mil, "compact": compact, "attract": attract}
             largest = margins.amax(1)
             for name, chosen in (("good", ~defective), ("defective", defective)):
                 if bool(chosen.any()):
-                    signs[f"margin_{name}"] = largest[chosen].mean()
-            signs["variance_normal"] = normal.variance.mean()
-            signs["variance_anomaly"] = anomaly.variance.mean()
+                    diagnostics[f"margin_{name}"] = largest[chosen].mean()
+            diagnostics["variance_normal"] = normal.variance.mean()
+            diagnostics["variance_anomaly"] = anomaly.variance.mean()
             # Mean cosine over all pairs of tokens: the squared length of the mean token.
-            signs["token_cosine"] = flat.mean(0).square().sum()
-        return a * mil + b * compact + c * attract, {k: v.detach() for k, v in signs.items()}
+            diagnostics["token_cosine"] = flat.mean(0).square().sum()
+        return a * mil + b * compact + c * attract, {k: v.detach() for k, v in diagnostics.items()}
 
 
-class Unit(torch.autograd.Function):
-    """Vectors over their lengths, as ``functional.normalize``; the gradient in few passes.
-
-    With y = x / |x| the gradient is (g - (g . y) y) / |x|, for which y and |x| suffice; autograd
-    goes through every step of the quotient instead.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        length: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min(1e-12)
-        y = x / length
-        ctx.save_for_backward(y, length)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (g,) = gradients
-        y, length = ctx.saved_tensors
-        along = (g * y).sum(1, keepdim=True)
-        gradient: Tensor = torch.addcmul(g, along, y, value=-1).div_(length)
-        return gradient
-
-
-def unit(x: Tensor) -> Tensor:
-    """Vectors along the channels of (B, C, H, W) over their lengths."""
-    y: Tensor = Unit.apply(x)
-    return y
-
-
-class UnitTokens(nn.Module):
-    """What a projection gives, with the gradient of ``Unit``; it shares the projection's layers."""
-
-    def __init__(self, projection: TokenProjection) -> None:
-        super().__init__()
-        self.phi = projection.phi
-
-    def forward(self, features: Sequence[Tensor]) -> Tensor:
-        """(B, C_l, H_l, W_l) of three stages to tokens (B, H', W', D), each of norm 1  (Eq. 1)."""
-        size = features[0].shape[-2:]
-        stages = [unit(phi(feature)) for phi, feature in zip(self.phi, features, strict=True)]
-        total = stages[0]
-        for stage in stages[1:]:
-            if stage.shape[-2:] != size:
-                stage = functional.interpolate(stage, size, mode="bilinear", align_corners=False)
-            total = total + stage
-        return unit(total).permute(0, 2, 3, 1)
+def dual_gp_samples(data: WeakSplit, settings: Settings) -> tuple[WeakSample, ...]:
+    """The Dual GP's images: fit and calibration, or fit alone where those are held out."""
+    return data.fit if settings.calibration.pictures == "held_out" else data.train
 
 
 def train_dual_gp(
     dataset: WeakDataset,
-    encoder: Encoder,
     settings: Settings,
-    fabric: Fabric,
-    fingerprint: str,
-    state: Path | None,
-    log: Callable[[Mapping[str, Any]], None],
-    progress: Progress,
-    head: Head = "gp",
+    context: TrainingContext,
+    cache_key: str,
+    make_pair: MakePair | None = None,
 ) -> TrainedDualGP:
     """Train the Dual GP on weakly labelled images, starting from a pretrained encoder.
 
     Args:
-        dataset: the fit images, or fit and calibration images.
-        encoder: pretrained; trained in place.
+        dataset: the images of ``dual_gp_samples``.
         settings: of the run.
-        fabric: device and backward pass.
-        fingerprint: names settings and data; a state with another one is not used.
-        state: file that holds the stage's progress, or None.
-        log: takes records.
-        progress: where to tell the progress.
-        head: what the evidence functions are.
+        context: device, checkpoints, log, progress.
+        cache_key: see ``context.stage_key``.
+        make_pair: makes other evidence functions than the sparse GPs.
 
     Raises:
-        NoSeparationError: the two labels do not separate and the settings say to stop then.
+        NoSeparationError: the two labels are not separable and the settings say to stop then.
         TrainingError: see ``run_stage`` and ``farthest_points``.
     """
-    s = settings.dual_gp
+    s, device = settings.dual_gp, context.fabric.device
+    encoder = pretrained_encoder(settings)
     projection = new_projection(encoder, settings)
     encoder.freeze_stem()
-    encoder.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    projection.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if head == "gp":
-        found = read_state(state, fingerprint) if state else None
-        if found is None:
-            Zn, Za = select_inducing(dataset, encoder, projection, settings, fabric, progress)
-        else:
-            Zn, Za = (found.tensors[f"module.gps.{name}.Z"] for name in ("normal", "anomaly"))
-        gps = new_pair(Zn, Za, s)
+    for part in (encoder, projection):
+        part.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if make_pair is None:
+        gps = initial_pair(dataset, encoder, projection, settings, context, cache_key)
     else:
-        gps = new_control(head, settings)
-    gps.to(fabric.device)
-    tokens = UnitTokens(projection)
-    training = DualGPTraining(encoder, tokens, gps, s, settings.calibration.pooling_sharpness)
-    inducing = list(gps.parameters())
-    base = [p for p in (*encoder.parameters(), *projection.parameters()) if p.requires_grad]
-    optimizer = torch.optim.AdamW(
+        gps = make_pair()
+    gps.to(device)
+    training = DualGPTraining(encoder, projection, gps, s, settings.calibration.pooling_sharpness)
+
+    def batch(step: int) -> tuple[Tensor, Tensor]:
+        return weak_batch(dataset, settings, step, training if dataset.tile else None)
+
+    seconds = run_stage(
+        Stage("Dual GP", training, new_optimizer(training), s.steps,
+              cosine(s.steps, s.final_learning_rate), batch, cache_key, FILE),
+        context,
+    )  # fmt: skip
+    training.eval()
+    separation = separation_of(dataset, training)
+    context.log({"stage": "Dual GP", "separation": round(separation, 4)})
+    if separation < LEAST_SEPARATION and s.no_separation == "stop":
+        raise NoSeparationError(no_separation_message(separation))
+    return TrainedDualGP(encoder, projection, gps, separation, seconds)
+
+
+def initial_pair(
+    dataset: WeakDataset,
+    encoder: Encoder,
+    projection: TokenProjection,
+    settings: Settings,
+    context: TrainingContext,
+    cache_key: str,
+) -> DualGP:
+    """Sparse GPs at the inducing tokens of the untrained network, or of the checkpoint."""
+    path = context.checkpoint(FILE)
+    found = read_checkpoint(path, cache_key) if path else None
+    if found is None:
+        Zn, Za = select_inducing(dataset, encoder, projection, settings, context)
+    else:
+        Zn, Za = (found.tensors[f"module.gps.{name}.Z"] for name in ("normal", "anomaly"))
+    return new_pair(Zn, Za, settings.dual_gp)
+
+
+def new_optimizer(training: DualGPTraining) -> torch.optim.AdamW:
+    """AdamW with a rate of its own, and no decay, for the inducing values."""
+    s = training.settings
+    trained = (*training.encoder.parameters(), *training.projection.parameters())
+    base = [p for p in trained if p.requires_grad]
+    return torch.optim.AdamW(
         [
             {"params": base, "lr": s.learning_rate, "weight_decay": s.weight_decay},
-            {"params": inducing, "lr": s.inducing_learning_rate, "weight_decay": 0.0},
+            {
+                "params": list(training.gps.parameters()),
+                "lr": s.inducing_learning_rate,
+                "weight_decay": 0.0,
+            },
         ]
     )
 
-    def hardest(indices: Sequence[int]) -> Tensor:
-        return hardest_windows(dataset, indices, training, fabric.device)
-
-    def batch(step: int) -> tuple[Tensor, Tensor]:
-        return weak_batch(dataset, settings, step, hardest if dataset.tile else None)
-
-    run_stage("Dual GP", fabric, training, optimizer, s.steps,
-              cosine(s.steps, s.final_learning_rate), batch, fingerprint, state, log,
-              progress)  # fmt: skip
-    training.eval()
-    separation = separation_of(dataset, training, fabric)
-    log({"stage": "Dual GP", "separation": round(separation, 4)})
-    if separation < LEAST_SEPARATION and s.no_separation == "stop":
-        raise NoSeparationError(no_separation_message(separation))
-    return TrainedDualGP(encoder, projection, gps, separation)
-
-
-def new_projection(encoder: Encoder, settings: Settings) -> TokenProjection:
-    """Untrained token projections, a function of the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeded(settings.seed, "projection").initial_seed())
-        return TokenProjection(encoder.channels, settings.backbone.token_dim)
-
 
 def weak_batch(
-    dataset: WeakDataset,
-    settings: Settings,
-    step: int,
-    shown: Callable[[Sequence[int]], Tensor] | None = None,
+    dataset: WeakDataset, settings: Settings, step: int, tiled: DualGPTraining | None = None
 ) -> tuple[Tensor, Tensor]:
     """Jittered images (B, 3, H, W) and labels (B,) bool of one step.
 
@@ -242,24 +202,24 @@ def weak_batch(
         dataset: to choose from.
         settings: of the run.
         step: its number.
-        shown: what of the chosen images the network sees; all of them where None.
+        tiled: where the images are tiled, the network that chooses the window of each.
     """
     s = settings.dual_gp
     chosen = batch_indices(dataset, s.sampler, s.batch_size, step, settings.seed)
-    images = jittered((shown or dataset.batch)(chosen), s.colour_jitter, settings.seed, step)
-    return images, dataset.defective[chosen]
+    images = hardest_windows(dataset, chosen, tiled) if tiled else dataset.batch(chosen)
+    return jittered(images, s.colour_jitter, settings.seed, step), dataset.defective[chosen]
 
 
 @torch.no_grad()
 def hardest_windows(
-    dataset: WeakDataset, indices: Sequence[int], training: DualGPTraining, device: torch.device
+    dataset: WeakDataset, indices: Sequence[int], training: DualGPTraining
 ) -> Tensor:
     """(B, 3, H, W): of each tiled image the window with the largest mean margin of a token.
 
     The maximum of Eq. 14 over all tokens of the image lies in that window, and all of the MIL
-    loss's gradient with it; other poolings than ``max`` pool the window only. It is looked for
-    anew at each visit, without gradients and in evaluation mode. The other two losses see that
-    window alone: of good images, the one that looks most like a defect.
+    loss's gradient with it; other poolings than ``max`` pool the window only. The window is chosen
+    anew at each visit, without gradients and in evaluation mode. The other two losses use that
+    window alone: of good images, the one most like a defect.
     """
     training.eval()
     found = []
@@ -267,7 +227,7 @@ def hardest_windows(
         whole = dataset.input(index)
         possible = places(whole.shape[1:], dataset.size)
         largest = torch.cat([
-            token_margins(training, images.to(device)).amax(1)
+            token_margins(training, images).amax(1)
             for images in batches(cut(whole, place, dataset.size) for place in possible)
         ])  # fmt: skip
         found.append(cut(whole, possible[int(largest.argmax())], dataset.size))
@@ -277,31 +237,9 @@ def hardest_windows(
 def token_margins(training: DualGPTraining, images: Tensor) -> Tensor:
     """(B, 3, H, W) to the mean margins s_mu of their tokens, (B, N)."""
     encoder = training.encoder
-    images = images.contiguous(memory_format=torch.channels_last)
+    images = images.to(encoder.mean.device).contiguous(memory_format=torch.channels_last)
     tokens = training.projection(encoder(encoder.normalise(images)))
     return training.gps.mean_margin(tokens.flatten(0, 2)).view(len(images), -1)
-
-
-def new_pair(Zn: Tensor, Za: Tensor, s: DualGPSettings) -> DualGP:
-    """An untrained pair over two inducing sets."""
-    kernel = kernel_named(s.kernel, s.rbf_sigma)
-    normal, anomaly = (
-        SparseGP(Z, kernel, s.jitter, s.initial_mean, s.initial_scale) for Z in (Zn, Za)
-    )
-    return DualGP(normal, anomaly)
-
-
-def new_control(head: Head, settings: Settings) -> DualGP:
-    """An untrained pair of one of the paper's controls, with the ranks of the inducing budgets."""
-    dim = settings.backbone.token_dim
-    if head == "linear":
-        return DualGP(LinearHead(dim), LinearHead(dim))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeded(settings.seed, "control").initial_seed())
-        return DualGP(
-            HeteroscedasticHead(dim, settings.inducing.normal),
-            HeteroscedasticHead(dim, settings.inducing.anomaly),
-        )
 
 
 def select_inducing(
@@ -309,14 +247,13 @@ def select_inducing(
     encoder: Encoder,
     projection: TokenProjection,
     settings: Settings,
-    fabric: Fabric,
-    progress: Progress,
+    context: TrainingContext,
 ) -> tuple[Tensor, Tensor]:
     """Z_N and Z_A from the tokens of the untrained network.
 
     At most ``inducing.tokens_per_class`` tokens of a class are held. Every image gives the same
-    number, at positions drawn by seed and whole; where there are more images than tokens to
-    hold, evenly spaced images give one each. So it is with the windows of a tiled whole.
+    number, at positions drawn by seed and image; where there are more images than tokens to
+    hold, evenly spaced images give one each. The same holds for the windows of a tiled image.
     """
     s = settings.inducing
     encoder.eval()
@@ -326,18 +263,18 @@ def select_inducing(
     }
     tokens: dict[bool, list[Tensor]] = {False: [], True: []}
     total = sum(len(indices) for indices in chosen.values())
-    with torch.inference_mode(), progress.phase("Inducing tokens", total) as advance:
+    with torch.inference_mode(), context.progress.phase("Inducing tokens", total) as advance:
         for label, indices in chosen.items():
             each = max(1, s.tokens_per_class // max(1, len(indices)))
             for index in indices:
                 whole = dataset.input(index)
-                shown = subsample_evenly(places(whole.shape[1:], dataset.size), each)
+                corners = subsample_evenly(places(whole.shape[1:], dataset.size), each)
                 generator = seeded(settings.seed, "tokens", label, index)
-                for place in shown:
-                    image = cut(whole, place, dataset.size)[None].to(fabric.device)
+                for place in corners:
+                    image = cut(whole, place, dataset.size)[None].to(context.fabric.device)
                     image = image.contiguous(memory_format=torch.channels_last)
                     grid = projection(encoder(encoder.normalise(image))).flatten(0, 2)
-                    order = torch.randperm(len(grid), generator=generator)[: each // len(shown)]
+                    order = torch.randperm(len(grid), generator=generator)[: each // len(corners)]
                     tokens[label].append(grid[order.sort().values].cpu())
                 advance()
     Zn, Za = inducing_sets(
@@ -369,7 +306,7 @@ def jittered(
 
 
 @torch.inference_mode()
-def separation_of(dataset: WeakDataset, training: DualGPTraining, fabric: Fabric) -> float:
+def separation_of(dataset: WeakDataset, training: DualGPTraining) -> float:
     """AUROC of the pooled mean margin over evenly chosen training images, network as trained.
 
     Of a tiled image the margins of all windows are pooled.
@@ -382,7 +319,7 @@ def separation_of(dataset: WeakDataset, training: DualGPTraining, fabric: Fabric
     pooled = []
     for index in chosen:
         margins = [
-            token_margins(training, images.to(fabric.device)).flatten()
+            token_margins(training, images).flatten()
             for images in batches(windows(dataset.input(index), dataset.size))
         ]
         pooled.append(float(log_mean_exp(torch.cat(margins), training.sharpness)))
@@ -391,14 +328,14 @@ def separation_of(dataset: WeakDataset, training: DualGPTraining, fabric: Fabric
 
 
 def no_separation_message(separation: float) -> str:
-    """What to tell and what to try when the two bins do not separate."""
+    """What went wrong and what to try when the two bins are not separable."""
     return (
-        f"good and defective images do not separate: AUROC {separation:.2f} on the training "
+        f"good and defective images are not separable: AUROC {separation:.2f} on the training "
         f"images themselves, at least {LEAST_SEPARATION} is needed, so no model was written. "
-        "Try, in this order: (a) look whether the bins are sorted rightly; (b) a larger "
+        "Try, in this order: (a) check that the bins are sorted rightly; (b) a larger "
         "--input-size, so that the defects stay visible; (c) more defective images; (d) more "
         "steps: --set dual_gp.steps=800; (e) the defaults of --preset lite for "
         "dual_gp.sigma_gradient (false) and dual_gp.batch_norm (train). "
-        "log.jsonl holds the signs: margin_good and margin_defective should part, "
+        "log.jsonl holds the diagnostics: margin_good and margin_defective should move apart, "
         "variance_* should stay above 0.1"
     )

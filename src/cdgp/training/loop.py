@@ -1,214 +1,152 @@
-"""One loop for both stages: deterministic steps, learning-rate schedule, log, resumable state."""
+"""One loop for both stages: deterministic steps, learning-rate schedule, log, checkpoints."""
 
-import ctypes
-import json
 import math
-import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from cdgp.errors import OutputError, TrainingError
+from cdgp.errors import TrainingError
 from cdgp.files import save_tensors
-from cdgp.progress import Progress
+from cdgp.training.context import TrainingContext
 
 SAVE_SECONDS = 20.0
 LOG_EVERY = 10
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
-"""Names of glibc's malloc.h."""
+
+Schedule = Callable[[int], float]
+"""Multiplier of the initial learning rates, by step."""
 
 
-def keep_freed_memory() -> None:
-    """Tell glibc to keep large freed buffers instead of handing them back to the kernel.
+class Stage(NamedTuple):
+    """What is trained, and how."""
 
-    Every training step frees and takes the same buffers; page faults otherwise double its time.
-    Does nothing where the C library is another.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return
-    libc = ctypes.CDLL("libc.so.6")
-    libc.mallopt(M_MMAP_MAX, 0)
-    libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-    libc.mallopt(M_TOP_PAD, 256 * 2**20)
-
-
-def return_freed_memory() -> None:
-    """Undo ``keep_freed_memory``, for work that is not the same step again and again.
-
-    Where large and small buffers are taken by turns, kept ones may be cut up until none fits.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return
-    libc = ctypes.CDLL("libc.so.6")
-    libc.mallopt(M_MMAP_MAX, 2**16)  # its default, like the next two
-    libc.mallopt(M_TRIM_THRESHOLD, 2**17)
-    libc.mallopt(M_TOP_PAD, 2**17)
-    libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # the most that it adapts to by itself
-    libc.malloc_trim(0)
+    name: str
+    """For the progress bar and the log."""
+    module: nn.Module
+    """Called with a batch, returns the loss and a mapping of diagnostics to log."""
+    optimizer: torch.optim.Optimizer
+    """Over the module's parameters, with the initial learning rates."""
+    steps: int
+    lr_lambda: Schedule
+    batch: Callable[[int], tuple[Any, ...]]
+    """The arguments for a step, a function of the step's number alone."""
+    cache_key: str
+    """Digest of settings and data; a checkpoint with another one is not used."""
+    file: str
+    """Name of the checkpoint in the context's folder."""
 
 
-def new_fabric() -> Fabric:
-    """Lightning Fabric on the GPU where there is one, else on the processor, in float32."""
-    keep_freed_memory()
-    # Not "auto": it would take Apple's GPU, which lacks the float64 that the factorisation needs.
-    accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    fabric = Fabric(accelerator=accelerator, devices=1, precision="32-true")
-    fabric.launch()
-    return fabric
-
-
-def cosine(steps: int, final: float) -> Callable[[int], float]:
-    """Factor on the learning rate by step: 1 at step 0, falling to ``final`` at ``steps``."""
+def cosine(steps: int, final: float) -> Schedule:
+    """1 at step 0, falling along half a cosine to ``final`` at ``steps``."""
     return lambda step: final + (1 - final) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
-def run_stage(
-    name: str,
-    fabric: Fabric,
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    steps: int,
-    factor: Callable[[int], float],
-    batch: Callable[[int], tuple[Any, ...]],
-    fingerprint: str,
-    state: Path | None,
-    log: Callable[[Mapping[str, Any]], None],
-    progress: Progress,
-) -> None:
-    """Train ``module`` in place for ``steps`` steps; go on from ``state`` where it fits.
+def run_stage(stage: Stage, context: TrainingContext) -> float:
+    """Train a stage's module in place; go on from its checkpoint where there is one that fits.
 
-    Args:
-        name: of the stage, for the progress bar and the log.
-        fabric: device and backward pass.
-        module: called with a batch, returns the loss and a mapping of signs to log.
-        optimizer: over the module's parameters, with the initial learning rates.
-        steps: their number.
-        factor: of a step, on the initial learning rates; see ``cosine``.
-        batch: the arguments for a step, a function of the step's number alone.
-        fingerprint: settings and data that the state must have been made with.
-        state: file that holds the stage's progress, or None to keep none.
-        log: takes one record every few steps.
-        progress: where to tell the progress.
+    Returns:
+        The seconds that it took, those before an interruption among them.
 
     Raises:
-        TrainingError: the loss is not finite.
+        TrainingError: the loss is not finite, or the checkpoint is damaged.
     """
-    first, before = load_state(state, module, optimizer, fingerprint) if state else (0, 0.0)
-    initial = [group.setdefault("initial_lr", group["lr"]) for group in optimizer.param_groups]
-    wrapped, wrapped_optimizer = fabric.setup(module, optimizer)
+    path = context.checkpoint(stage.file)
+    first, before = load_checkpoint(path, stage) if path else (0, 0.0)
+    groups = stage.optimizer.param_groups
+    initial = [group.setdefault("initial_lr", group["lr"]) for group in groups]
+    module, optimizer = context.fabric.setup(stage.module, stage.optimizer)
     began = saved = time.monotonic()
-    with progress.phase(name, steps, first) as advance:
-        for step in range(first, steps):
-            for group, rate in zip(optimizer.param_groups, initial, strict=True):
-                group["lr"] = rate * factor(step)
-            loss, signs = wrapped(*fabric.to_device(batch(step)))
-            if not bool(torch.isfinite(loss)):
+    with context.progress.phase(stage.name, stage.steps, first) as advance:
+        for step in range(first, stage.steps):
+            for group, rate in zip(groups, initial, strict=True):
+                group["lr"] = rate * stage.lr_lambda(step)
+            loss, diagnostics = module(*context.fabric.to_device(stage.batch(step)))
+            value = float(loss.detach())
+            if not math.isfinite(value):
                 raise TrainingError(
-                    f"{name}: the loss is not finite at step {step}. Likely causes: (a) a "
+                    f"{stage.name}: the loss is not finite at step {step}. Likely causes: (a) a "
                     "learning rate that is too high for this backbone; (b) damaged weights"
                 )
-            fabric.backward(loss)
-            wrapped_optimizer.step()
-            wrapped_optimizer.zero_grad()
-            if step % LOG_EVERY == 0 or step == steps - 1:
-                record = {key: round(float(value), 6) for key, value in signs.items()}
-                log({"stage": name, "step": step, "loss": round(float(loss.detach()), 6), **record})
-            advance(f"loss {float(loss.detach()):.3f}")
-            if state and step < steps - 1 and time.monotonic() - saved > SAVE_SECONDS:
-                seconds = before + time.monotonic() - began
-                save_state(state, module, optimizer, step + 1, fingerprint, seconds)
+            context.fabric.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            if step % LOG_EVERY == 0 or step == stage.steps - 1:
+                record = {key: round(float(found), 6) for key, found in diagnostics.items()}
+                context.log({"stage": stage.name, "step": step, "loss": round(value, 6), **record})
+            advance(f"loss {value:.3f}")
+            if path and step < stage.steps - 1 and time.monotonic() - saved > SAVE_SECONDS:
+                save_checkpoint(path, stage, step + 1, before + time.monotonic() - began)
                 saved = time.monotonic()
-    seconds = before + time.monotonic() - began if first < steps else before
-    if state and first < steps:
-        save_state(state, module, None, steps, fingerprint, seconds)
-    log({"stage": name, "seconds": round(seconds, 1)})
+    seconds = before + time.monotonic() - began if first < stage.steps else before
+    if path and first < stage.steps:
+        save_checkpoint(path, stage, stage.steps, seconds)
+    context.log({"stage": stage.name, "seconds": round(seconds, 1)})
+    return round(seconds, 1)
 
 
-def save_state(
-    path: Path,
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    step: int,
-    fingerprint: str,
-    seconds: float,
-) -> None:
-    """Weights, optimiser moments, step and seconds so far in one safetensors file, written whole.
+class Checkpoint(NamedTuple):
+    """A saved stage."""
+
+    step: int
+    """The next one."""
+    seconds: float
+    tensors: dict[str, Tensor]
+
+
+def save_checkpoint(path: Path, stage: Stage, step: int, seconds: float) -> None:
+    """Weights, optimiser moments, step and seconds so far in one safetensors file.
 
     A finished stage needs no moments, and takes a third of the room without them. Random numbers
     are functions of seed and step, so the step is all the random state there is.
     """
-    tensors = {f"module.{key}": value for key, value in module.state_dict().items()}
-    unfinished = optimizer.state_dict()["state"] if optimizer else {}
+    tensors = {f"module.{key}": value for key, value in stage.module.state_dict().items()}
+    unfinished = stage.optimizer.state_dict()["state"] if step < stage.steps else {}
     for index, moments in unfinished.items():
         for key, value in moments.items():
             tensors[f"optimizer.{index}.{key}"] = torch.as_tensor(value)
-    metadata = {"step": str(step), "fingerprint": fingerprint, "seconds": str(seconds)}
+    metadata = {"step": str(step), "fingerprint": stage.cache_key, "seconds": str(seconds)}
     save_tensors(path, tensors, metadata)
 
 
-class State(NamedTuple):
-    """A saved state of a stage."""
+def read_checkpoint(path: Path, cache_key: str) -> Checkpoint | None:
+    """A saved stage, or None where there is none that fits.
 
-    step: int
-    seconds: float
-    tensors: dict[str, Tensor]
-    metadata: dict[str, str]
-
-
-def read_state(path: Path, fingerprint: str) -> State | None:
-    """A saved state, or None where there is none that fits."""
+    Raises:
+        TrainingError: the file is damaged.
+    """
     if not path.is_file():
         return None
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            if metadata.get("fingerprint") != fingerprint:
+            if metadata.get("fingerprint") != cache_key:
                 return None
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            return State(int(metadata["step"]), float(metadata["seconds"]), tensors, metadata)
+            return Checkpoint(int(metadata["step"]), float(metadata["seconds"]), tensors)
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise TrainingError(
-            f"{path}: damaged training state ({error}); remove it to start this stage again"
+            f"{path}: damaged checkpoint ({error}); remove it to start this stage again"
         ) from error
 
 
-def load_state(
-    path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, fingerprint: str
-) -> tuple[int, float]:
+def load_checkpoint(path: Path, stage: Stage) -> tuple[int, float]:
     """Restore module and optimiser; returns the next step and the seconds spent, or zeros."""
-    found = read_state(path, fingerprint)
+    found = read_checkpoint(path, stage.cache_key)
     if found is None:
         return 0, 0.0
-    step, seconds, tensors, _ = found
-    module.load_state_dict(
-        {k.removeprefix("module."): v for k, v in tensors.items() if k.startswith("module.")}
-    )
-    moments: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        if key.startswith("optimizer."):
-            _, index, name = key.split(".")
-            moments.setdefault(int(index), {})[name] = value
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": moments, "param_groups": groups})
-    return step, seconds
-
-
-def json_log(path: Path | None) -> Callable[[Mapping[str, Any]], None]:
-    """A function that appends one JSON line a record, or does nothing."""
-    if path is None:
-        return lambda record: None
-
-    def append(record: Mapping[str, Any]) -> None:
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
-        except OSError as error:
-            raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
-
-    return append
+    weights, moments = {}, dict[int, dict[str, Tensor]]()
+    for key, value in found.tensors.items():
+        kind, _, name = key.partition(".")
+        if kind == "module":
+            weights[name] = value
+        else:
+            index, _, moment = name.partition(".")
+            moments.setdefault(int(index), {})[moment] = value
+    stage.module.load_state_dict(weights)
+    groups = stage.optimizer.state_dict()["param_groups"]
+    stage.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    return found.step, found.seconds

@@ -1,29 +1,40 @@
 """Second stage: the reverse student on normal fit images (Section 3.5)."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from cdgp.method.backbone import Encoder
+from cdgp.method.build import new_student, pretrained_encoder, seeded
 from cdgp.method.student import ReverseStudent, corrupt, reconstruction_loss, residuals
 from cdgp.method.tiles import Place, cut, places
 from cdgp.presets import Settings, StudentSettings
-from cdgp.progress import Progress
-from cdgp.training.dataset import WeakDataset, seeded, shuffled_stream
-from cdgp.training.loop import cosine, run_stage
+from cdgp.training.context import TrainingContext
+from cdgp.training.dataset import WeakDataset, shuffled_stream
+from cdgp.training.loop import Stage, cosine, run_stage
 
+FILE = "student.safetensors"
+"""Name of the stage's checkpoint."""
 KEPT_BYTES = 2**30
 """The teacher's features of clean images stay in memory up to this total."""
 
-Shown = tuple[int, Place]
-"""Which image, and where its window begins."""
+Window = tuple[int, Place]
+"""Position of an image in the dataset, and where the window begins in it."""
 
 
-class Target:
+class TrainedStudent(NamedTuple):
+    """What the second stage leaves."""
+
+    teacher: Encoder
+    """Pretrained and frozen."""
+    student: ReverseStudent
+    seconds: float
+    """That training took."""
+
+
+class TeacherFeatureCache:
     """The frozen teacher, and its features of clean images, which are computed once.
 
     They lie where the teacher does. In evaluation mode an image's features are its own in any
@@ -35,7 +46,7 @@ class Target:
 
     def __init__(self, teacher: Encoder) -> None:
         self._teacher = teacher
-        self._kept: dict[Shown, list[Tensor]] = {}
+        self._kept: dict[Window, list[Tensor]] = {}
         self._room = KEPT_BYTES
 
     @torch.no_grad()
@@ -43,15 +54,15 @@ class Target:
         """All three stages (B, C_l, H_l, W_l) of normalised images (B, 3, H, W)."""
         return list(self._teacher(images.contiguous(memory_format=torch.channels_last)))
 
-    def of(self, shown: Sequence[Shown], clean: Tensor) -> list[Tensor]:
-        """The same of clean images, from memory where they have been seen.
+    def of(self, drawn: Sequence[Window], clean: Tensor) -> list[Tensor]:
+        """The same of clean images, from memory where they have been computed before.
 
         Args:
-            shown: what the images show.
+            drawn: which windows the images are.
             clean: the images.
         """
-        found = {one: self._kept[one] for one in shown if one in self._kept}
-        new = [row for row, one in enumerate(shown) if one not in found]
+        found = {window: self._kept[window] for window in drawn if window in self._kept}
+        new = [row for row, window in enumerate(drawn) if window not in found]
         if new:
             stages = self.features(clean[new])
             for place, row in enumerate(new):
@@ -59,12 +70,12 @@ class Target:
                 pyramid = [
                     f[place : place + 1].clone(memory_format=torch.channels_last) for f in stages
                 ]
-                found[shown[row]] = pyramid
+                found[drawn[row]] = pyramid
                 size = sum(stage.nbytes for stage in pyramid)
-                if shown[row] not in self._kept and size <= self._room:
-                    self._kept[shown[row]] = pyramid
+                if drawn[row] not in self._kept and size <= self._room:
+                    self._kept[drawn[row]] = pyramid
                     self._room -= size
-        pyramids = [found[one] for one in shown]
+        pyramids = [found[window] for window in drawn]
         return [torch.cat(stage) for stage in zip(*pyramids, strict=True)]
 
 
@@ -75,19 +86,20 @@ class StudentTraining(nn.Module):
         self, teacher: Encoder, student: ReverseStudent, settings: StudentSettings
     ) -> None:
         super().__init__()
-        self.target = Target(teacher)  # no module: the teacher is no part of the trained state
+        # No module: the teacher is no part of the trained weights.
+        self.target = TeacherFeatureCache(teacher)
         self.student = student
         self.settings = settings
 
     def forward(
-        self, clean: Tensor, corrupted: Tensor, shown: Sequence[Shown]
+        self, clean: Tensor, corrupted: Tensor, drawn: Sequence[Window]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of Eq. 22, of clean and corrupted normalised images (B, 3, H, W).
 
-        ``shown`` says what they show.
+        ``drawn`` names their windows.
         """
         self.student.train()
-        target = self.target.of(shown, clean)
+        target = self.target.of(drawn, clean)
         sizes = [(f.shape[-2], f.shape[-1]) for f in target]
         rebuilt = self.student(self.target.features(corrupted)[2], sizes)
         s = self.settings
@@ -98,21 +110,15 @@ class StudentTraining(nn.Module):
 
 
 def train_student(
-    dataset: WeakDataset,
-    teacher: Encoder,
-    settings: Settings,
-    fabric: Fabric,
-    fingerprint: str,
-    state: Path | None,
-    log: Callable[[Mapping[str, Any]], None],
-    progress: Progress,
-) -> ReverseStudent:
+    dataset: WeakDataset, settings: Settings, context: TrainingContext, cache_key: str
+) -> TrainedStudent:
     """Train the reverse student on images that are all good.
 
     Args:
         dataset: the good fit images.
-        teacher: pretrained and frozen.
-        settings, fabric, fingerprint, state, log, progress: as for ``train_dual_gp``.
+        settings: of the run.
+        context: device, checkpoints, log, progress.
+        cache_key: see ``context.stage_key``.
 
     Raises:
         ValueError: a defective image among them.
@@ -120,48 +126,48 @@ def train_student(
     """
     if bool(dataset.defective.any()):
         raise ValueError("the student trains on good images only")
-    s = settings.student
-    teacher.requires_grad_(False).eval()
-    teacher.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeded(settings.seed, "student").initial_seed())
-        student = ReverseStudent(teacher.channels, s.widths)
-    student.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    s, device = settings.student, context.fabric.device
+    teacher = pretrained_encoder(settings).requires_grad_(False).eval()
+    student = new_student(teacher, settings)
+    for part in (teacher, student):
+        part.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     training = StudentTraining(teacher, student, s)
     optimizer = torch.optim.AdamW(
         student.parameters(), lr=s.learning_rate, weight_decay=s.weight_decay
     )
     indices = list(range(len(dataset)))
 
-    def batch(step: int) -> tuple[Tensor, Tensor, list[Shown]]:
+    def batch(step: int) -> tuple[Tensor, Tensor, list[Window]]:
         start = step * s.batch_size
         chosen = shuffled_stream(indices, start, s.batch_size, settings.seed, "student")
-        images, shown = drawn_windows(dataset, chosen, seeded(settings.seed, "windows", step))
-        clean = teacher.normalise(images.to(fabric.device))
+        images, drawn = drawn_windows(dataset, chosen, seeded(settings.seed, "windows", step))
+        clean = teacher.normalise(images.to(device))
         generator = seeded(settings.seed, "corruption", step)
         corrupted = corrupt(
             clean, generator, s.noise, s.blur_probability, s.erase_probability, s.erase_sides
         )
-        return clean, corrupted, shown
+        return clean, corrupted, drawn
 
-    factor = cosine(s.steps, s.final_learning_rate / s.learning_rate)
-    run_stage("Reverse student", fabric, training, optimizer, s.steps, factor, batch,
-              fingerprint, state, log, progress)  # fmt: skip
-    return student.eval()
+    lr_lambda = cosine(s.steps, s.final_learning_rate / s.learning_rate)
+    stage = Stage(
+        "Reverse student", training, optimizer, s.steps, lr_lambda, batch, cache_key, FILE
+    )
+    seconds = run_stage(stage, context)
+    return TrainedStudent(teacher, student.eval(), seconds)
 
 
 def drawn_windows(
     dataset: WeakDataset, indices: Sequence[int], generator: torch.Generator
-) -> tuple[Tensor, list[Shown]]:
+) -> tuple[Tensor, list[Window]]:
     """(B, 3, H, W): of each image one window, drawn among all; all of it where it is not tiled.
 
     Eq. 22 is a mean over good images' positions, which any window of theirs stands for.
     """
-    images, shown = [], []
+    images, windows = [], []
     for index in indices:
         whole = dataset.input(index)
         possible = places(whole.shape[1:], dataset.size)
-        drawn = int(torch.randint(len(possible), (), generator=generator))
-        images.append(cut(whole, possible[drawn], dataset.size))
-        shown.append((index, possible[drawn]))
-    return torch.stack(images), shown
+        place = possible[int(torch.randint(len(possible), (), generator=generator))]
+        images.append(cut(whole, place, dataset.size))
+        windows.append((index, place))
+    return torch.stack(images), windows

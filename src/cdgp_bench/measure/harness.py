@@ -246,7 +246,7 @@ def machine() -> dict[str, Any]:
         facts |= {
             "device": torch.cuda.get_device_name(),
             "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+            "cudnn": torch.backends.cudnn.version(),
             "driver": _driver(),
         }
     return facts

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cdgp.data.images import to_input
 from cdgp.inference import Detector, find_regions, load
-from cdgp.method.calibration import fuse, upsample
+from cdgp.method.resize import upsample
 from cdgp.progress import Progress
 from cdgp.runtimes import TorchRuntime
 from cdgp_bench.figures import new_figure, save_figure
@@ -139,12 +139,8 @@ def stages(detector: Detector, images: torch.Tensor, runs: int) -> dict[str, Any
         graph(images)
     tuned, frozen = graph.evidence.encoders(images)
     sizes = [(f.shape[-2], f.shape[-1]) for f in frozen]
-    dominance, residual, _ = graph.evidence(images)
-    c, size = graph.calibration, detector.settings.input_size
-
-    def calibrate() -> None:
-        low = fuse(dominance, residual, c.dominance, c.residual, c.fusion_weight)
-        graph.table(upsample(low, size))
+    evidence = graph.evidence(images)
+    size = detector.settings.input_size
 
     image = np.random.default_rng(0).random((768, 1024, 3), dtype=np.float32)
     found = runtime.run(images)
@@ -155,7 +151,7 @@ def stages(detector: Detector, images: torch.Tensor, runs: int) -> dict[str, Any
         "dominance head": lambda: graph.evidence.head(tuned),
         "student": lambda: graph.evidence.student(frozen[2], sizes),
         "residual": lambda: graph.evidence.residual(frozen),
-        "fusion and surprisal": calibrate,
+        "fusion and surprisal": lambda: graph.outputs(evidence, size),
         "input from image": lambda: to_input(image, size),
         "maps to image": lambda: [
             upsample(m, (768, 1024)) for m in (found.anomaly_map, found.surprisal)

@@ -1,15 +1,17 @@
-"""CDGP itself and its controls; which reading of the paper it is lies in the settings.
+"""CDGP itself and its controls; the settings say which reading of the paper it is.
 
-What the trained network says of an image is kept on disk, so that settings which only touch what
-comes after it (weights, tail, calibration) neither train nor run the network again.
+Images are scored by the product's own inference graph. Its evidence is kept on disk, so that
+settings which only change what comes after it (weights, tail, calibration) neither train nor run
+the network again.
 """
 
 import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,14 +22,37 @@ from torch import Tensor
 from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import WeakSplit
 from cdgp.files import atomic_write, write_text
-from cdgp.method.network import Calibration, Evidence, Network, calibrated
+from cdgp.method.build import assemble
+from cdgp.method.calibration import Calibration, image_probability
+from cdgp.method.graph import EvidenceGraph, InferenceGraph, OutputGraph
+from cdgp.method.network import Evidence, Network
 from cdgp.presets import Settings
 from cdgp.progress import Progress
 from cdgp.training.calibrate import CalibrationEvidence, fit_calibration
-from cdgp.training.dual_gp import LEAST_SEPARATION, Head
-from cdgp.training.loop import new_fabric
-from cdgp.training.stages import assemble, dual_gp_stage, fingerprint, student_stage
+from cdgp.training.context import new_context, stage_key
+from cdgp.training.dataset import WeakDataset, new_inputs
+from cdgp.training.dual_gp import LEAST_SEPARATION, dual_gp_samples, train_dual_gp
+from cdgp.training.student import train_student
+from cdgp_bench.controls import Control, new_control
 from cdgp_bench.methods import Fitted, Pipeline, Scored
+
+
+class Keys(NamedTuple):
+    """Digests of all that decides each stage; checkpoints lie in folders of these names."""
+
+    dual_gp: str
+    student: str
+    evidence: str
+
+
+def keys_of(data: WeakSplit, settings: Settings, control: Control | None) -> Keys:
+    """The keys of both stages, and of the evidence that they give."""
+    dual = stage_key(settings, data.sha256, "dual_gp")
+    if control is not None:
+        dual = hashlib.sha256(f"{dual} {control}".encode()).hexdigest()
+    student = stage_key(settings, data.good_fit_sha256, "student")
+    kind = settings.calibration.evidence
+    return Keys(dual, student, f"graph-{dual[:16]}-{student[:16]}-{kind}")
 
 
 class Trained(NamedTuple):
@@ -39,33 +64,31 @@ class Trained(NamedTuple):
 
 
 def train(
-    data: WeakSplit, settings: Settings, states: Path, progress: Progress, head: Head = "gp"
+    data: WeakSplit,
+    settings: Settings,
+    checkpoints: Path,
+    progress: Progress,
+    control: Control | None = None,
 ) -> Trained:
     """Both stages, each trained once for all settings that share it."""
-    fabric = new_fabric()
-    folders = state_folders(data, settings, states, head)
-    signs: dict[str, Any] = {}
-    dual = dual_gp_stage(data, settings, fabric, folders["dual_gp"], signs.update, progress, head)
-    last: dict[str, Any] = {}
-    teacher, student = student_stage(
-        data, settings, fabric, folders["student"], last.update, progress
+    keys = keys_of(data, settings, control)
+    context = new_context(checkpoints / f"dual_gp-{keys.dual_gp[:16]}", None, progress)
+    inputs = new_inputs(settings)
+    dual = train_dual_gp(
+        WeakDataset(dual_gp_samples(data, settings), inputs),
+        settings,
+        context,
+        keys.dual_gp,
+        None if control is None else lambda: new_control(control, settings),
     )
-    network = assemble(dual, teacher, student, settings).to(fabric.device)
-    return Trained(network, dual.separation, signs["seconds"] + last["seconds"])
+    good = WeakDataset([s for s in data.fit if not s.defective], inputs)
+    context = replace(context, checkpoints=checkpoints / f"student-{keys.student[:16]}")
+    teacher, student, seconds = train_student(good, settings, context, keys.student)
+    network = assemble(dual.encoder, dual.projection, dual.gps, teacher, student, settings)
+    return Trained(network.to(context.fabric.device), dual.separation, dual.seconds + seconds)
 
 
-def state_folders(data: WeakSplit, settings: Settings, states: Path, head: Head) -> dict[str, Path]:
-    """Where each stage keeps its state; the name is the digest of all that decides it."""
-    dual = fingerprint(settings, data.sha256, "dual_gp", head)[:16]
-    student = fingerprint(settings, data.good_fit_sha256, "student")[:16]
-    return {
-        "dual_gp": states / f"dual_gp-{dual}",
-        "student": states / f"student-{student}",
-        "evidence": states / f"evidence-{dual}-{student}-{settings.calibration.evidence}",
-    }
-
-
-class Stored(NamedTuple):
+class StoredEvidence(NamedTuple):
     """The evidence of some images, read one by one from its file."""
 
     maps: Path
@@ -90,35 +113,51 @@ def stored_evidence(
     settings: Settings,
     name: str,
     progress: Progress,
-) -> Stored:
-    """The evidence of image files: from its files, or from the network and then kept."""
+) -> StoredEvidence:
+    """The evidence of image files: from its files, or from the graph and then kept."""
     # By size and time of change, so that an edited image is not answered from the store.
     stamps = [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in paths]
-    mark = hashlib.sha256(json.dumps([stamps, settings.data.white_level]).encode()).hexdigest()
-    maps, facts = (folder / f"{mark[:16]}.{ending}" for ending in ("npy", "json"))
+    key = hashlib.sha256(json.dumps([stamps, settings.data.white_level]).encode()).hexdigest()
+    maps, facts = (folder / f"{key[:16]}.{ending}" for ending in ("npy", "json"))
     if not facts.is_file():
         found = trained()
-        device = next(found.network.parameters()).device
-        told: dict[str, Any] = {
-            "pooled": [], "sizes": [], "separation": found.separation, "seconds": found.seconds,
-        }  # fmt: skip
-        shape = (len(paths), 2, *(side // 4 for side in settings.input_size))
-        with atomic_write(maps) as temporary, progress.phase(name, len(paths)) as advance:
-            # Straight to disk, so that memory does not grow with the number of images.
-            store = open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
-            for index, path in enumerate(paths):
-                image = read_image(path, settings.data.white_level)
-                evidence = found.network(to_input(image, settings.input_size)[None].to(device))
-                store[index, 0] = evidence.dominance[0].float().cpu()
-                store[index, 1] = evidence.residual[0].float().cpu()
-                told["pooled"].append(float(evidence.pooled[0]))
-                told["sizes"].append([int(side) for side in image.shape[:2]])
-                advance()
-            store.flush()
-        write_text(facts, json.dumps(told))  # last: it says that the maps are whole
+        write_evidence(maps, facts, paths, found, settings, progress, name)
     kept = json.loads(facts.read_text(encoding="utf-8"))
     sizes = [(height, width) for height, width in kept["sizes"]]
-    return Stored(maps, kept["pooled"], sizes, kept["separation"], kept["seconds"])
+    return StoredEvidence(maps, kept["pooled"], sizes, kept["separation"], kept["seconds"])
+
+
+@torch.inference_mode()
+def write_evidence(
+    maps: Path,
+    facts: Path,
+    paths: Sequence[Path],
+    trained: Trained,
+    settings: Settings,
+    progress: Progress,
+    name: str,
+) -> None:
+    """Run the graph over image files, straight to disk: memory does not grow with their number."""
+    device = next(trained.network.parameters()).device
+    graph = EvidenceGraph(trained.network).to(device)
+    shape = (len(paths), 2, *(side // 4 for side in settings.input_size))
+    pooled, sizes = [], []
+    with atomic_write(maps) as temporary, progress.phase(name, len(paths)) as advance:
+        store = open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
+        for index, path in enumerate(paths):
+            image = read_image(path, settings.data.white_level)
+            batch = to_input(image, settings.input_size)[None].to(device)
+            found = graph(batch.contiguous(memory_format=torch.channels_last))
+            store[index, 0] = found.dominance[0].cpu()
+            store[index, 1] = found.residual[0].cpu()
+            pooled.append(float(found.pooled[0]))
+            sizes.append([int(side) for side in image.shape[:2]])
+            advance()
+        store.flush()
+    # Last: it says that the maps are whole.
+    record = {"pooled": pooled, "sizes": sizes, "separation": trained.separation,
+              "seconds": trained.seconds}  # fmt: skip
+    write_text(facts, json.dumps(record))
 
 
 class Calibrated(NamedTuple):
@@ -133,11 +172,15 @@ class Calibrated(NamedTuple):
 
 
 def calibrate(
-    data: WeakSplit, settings: Settings, states: Path, progress: Progress, head: Head = "gp"
+    data: WeakSplit,
+    settings: Settings,
+    checkpoints: Path,
+    progress: Progress,
+    control: Control | None = None,
 ) -> Calibrated:
     """Both stages, where their evidence is not kept already, and the calibration."""
-    trained = functools.cache(lambda: train(data, settings, states, progress, head))
-    folder = state_folders(data, settings, states, head)["evidence"]
+    trained = functools.cache(lambda: train(data, settings, checkpoints, progress, control))
+    folder = checkpoints / keys_of(data, settings, control).evidence
     paths = [s.image for s in data.calibration]
     seen = stored_evidence(folder, paths, trained, settings, "Calibration", progress)
     defective = torch.tensor([s.defective for s in data.calibration])
@@ -148,36 +191,38 @@ def calibrate(
 
 
 def fit(
-    data: WeakSplit, settings: Settings, states: Path, progress: Progress, head: Head = "gp"
+    data: WeakSplit,
+    settings: Settings,
+    checkpoints: Path,
+    progress: Progress,
+    control: Control | None = None,
 ) -> Fitted:
     """Both stages and the calibration."""
     trained, folder, calibration, separation, seconds = calibrate(
-        data, settings, states, progress, head
+        data, settings, checkpoints, progress, control
     )
+    outputs = OutputGraph(calibration)
 
+    @torch.inference_mode()
     def score(paths: Sequence[Path]) -> Iterator[Scored]:
         stored = stored_evidence(folder, paths, trained, settings, "Test", progress)
         for size, evidence in zip(stored.sizes, stored.evidence(), strict=True):
-            scores = calibrated(evidence, calibration, settings.input_size)
+            found = outputs(evidence, settings.input_size)
             yield Scored(
                 size,
-                scores.anomaly_map[0].numpy(),
-                float(torch.sigmoid(scores.logit.double())[0]),
+                found.anomaly_map[0].numpy(),
+                float(image_probability(found.pooled, calibration.image)[0]),
                 {
                     "residual": evidence.residual[0].numpy(),
                     "dominance": evidence.dominance[0].numpy(),
-                    "surprisal": scores.surprisal[0].numpy(),
+                    "surprisal": found.surprisal[0].numpy(),
                 },
             )
 
     def pipeline() -> Pipeline:
         network = trained().network
-
-        def run(image: Tensor) -> object:
-            evidence = Evidence(*(part.float().cpu() for part in network(image)))
-            return calibrated(evidence, calibration, settings.input_size)
-
-        return Pipeline(network, run)
+        graph = InferenceGraph(EvidenceGraph(network), calibration)
+        return Pipeline(network, graph.to(next(network.parameters()).device))
 
     facts = {
         "separated": separation >= LEAST_SEPARATION,
@@ -201,15 +246,18 @@ class Parts(NamedTuple):
 
 @torch.inference_mode()
 def decompose(
-    data: WeakSplit, settings: Settings, states: Path, progress: Progress,
-    pixels: NDArray[np.float32],
-) -> Parts:  # fmt: skip
+    data: WeakSplit,
+    settings: Settings,
+    checkpoints: Path,
+    progress: Progress,
+    image: NDArray[np.float32],
+) -> Parts:
     """Both predictive means and the final map of an image, HWC float32 RGB in [0, 1]."""
-    found = calibrate(data, settings, states, progress)
+    found = calibrate(data, settings, checkpoints, progress)
     network = found.trained().network
     device = next(network.parameters()).device
-    image = to_input(pixels, settings.input_size)[None].to(device)
-    normal, anomaly = network.means(image)
-    evidence = Evidence(*(part.float().cpu() for part in network(image)))
-    scores = calibrated(evidence, found.calibration, settings.input_size)
-    return Parts(*(m[0].cpu().numpy() for m in (normal, anomaly, scores.anomaly_map)))
+    batch: Tensor = to_input(image, settings.input_size)[None].to(device)
+    normal, anomaly = network.means(batch)
+    graph = InferenceGraph(EvidenceGraph(network), found.calibration).to(device)
+    final = graph(batch.contiguous(memory_format=torch.channels_last)).anomaly_map
+    return Parts(*(m[0].cpu().numpy() for m in (normal, anomaly, final)))

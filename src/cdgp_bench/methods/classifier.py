@@ -21,11 +21,10 @@ from torch.nn import functional
 
 from cdgp.data.manifest import WeakSplit
 from cdgp.method.backbone import Encoder
+from cdgp.method.build import pretrained_encoder, seeded
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.dataset import seeded
-from cdgp.training.loop import new_fabric
-from cdgp.training.stages import pretrained
+from cdgp.training.context import new_fabric
 from cdgp_bench.methods import Fitted
 from cdgp_bench.methods.common import fitted_network, train_on_labels
 
@@ -120,20 +119,20 @@ def _fit(
     data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, mapper: Mapper
 ) -> Fitted:
     """Train on fit and calibration images; ``dual_gp.learning_rate`` is the classifier's."""
-    fabric = new_fabric()
-    encoder = pretrained(settings)
+    device = new_fabric().device
+    encoder = pretrained_encoder(settings)
     encoder.freeze_stem()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeded(settings.seed, "classifier").initial_seed())
         classifier = Classifier(encoder)
-    classifier.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    classifier.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     s = settings.dual_gp
     trained = [p for p in classifier.parameters() if p.requires_grad]
     groups = [{"params": trained, "lr": s.learning_rate, "weight_decay": s.weight_decay}]
     seconds = train_on_labels(
-        "classifier", classifier, groups, data, settings, fabric, checkpoints, progress
+        "classifier", classifier, groups, data, settings, checkpoints, progress
     )
     return fitted_network(
-        classifier, functools.partial(mapper, classifier), settings, fabric.device, seconds,
+        classifier, functools.partial(mapper, classifier), settings, device, seconds,
         True, {"learning_rate": s.learning_rate},
     )  # fmt: skip

@@ -18,7 +18,7 @@ from cdgp.data.manifest import WeakSplit
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.stages import dual_gp_samples
+from cdgp.training.dual_gp import dual_gp_samples
 from cdgp_bench.methods import Fitted, MethodOptions
 from cdgp_bench.methods.through_anomalib import (
     ALL_STAGES,

@@ -14,26 +14,27 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cdgp.data.manifest import WeakSplit
+from cdgp.method.build import new_projection, pretrained_encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.dataset import WeakDataset
-from cdgp.training.dual_gp import new_projection, select_inducing
-from cdgp.training.loop import new_fabric
-from cdgp.training.stages import pretrained
+from cdgp.training.context import new_context
+from cdgp.training.dataset import WeakDataset, new_inputs
+from cdgp.training.dual_gp import select_inducing
 from cdgp_bench.methods import Fitted
 from cdgp_bench.methods.common import fitted_network
 
 
 def fit(data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress) -> Fitted:
     """Choose the anchors; nothing is trained."""
-    fabric = new_fabric()
-    images = WeakDataset(data.train, settings.input_size, settings.data.white_level)
-    encoder = pretrained(settings).eval().to(fabric.device)
-    projection = new_projection(encoder, settings).to(fabric.device)
+    context = new_context(None, None, progress)
+    device = context.fabric.device
+    images = WeakDataset(data.train, new_inputs(settings))
+    encoder = pretrained_encoder(settings).eval().to(device)
+    projection = new_projection(encoder, settings).to(device)
     began = time.monotonic()
-    Zn, Za = select_inducing(images, encoder, projection, settings, fabric, progress)
+    Zn, Za = select_inducing(images, encoder, projection, settings, context)
     seconds = time.monotonic() - began
-    Zn, Za = Zn.to(fabric.device), Za.to(fabric.device)
+    Zn, Za = Zn.to(device), Za.to(device)
 
     @torch.inference_mode()
     def predict(image: Tensor) -> tuple[NDArray[np.float32], float]:
@@ -42,4 +43,4 @@ def fit(data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progre
         return scores[0].cpu().numpy(), float(scores.max())
 
     network = nn.ModuleList([encoder, projection])
-    return fitted_network(network, predict, settings, fabric.device, seconds, False, {})
+    return fitted_network(network, predict, settings, device, seconds, False, {})

@@ -29,14 +29,16 @@ from torchvision.transforms.functional import gaussian_blur
 
 from cdgp.data.manifest import WeakSample, WeakSplit
 from cdgp.method.backbone import Encoder
+from cdgp.method.build import pretrained_encoder, seeded
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.dataset import WeakDataset, seeded, shuffled_stream
-from cdgp.training.loop import new_fabric
-from cdgp.training.stages import dual_gp_samples, pretrained
+from cdgp.training.context import new_fabric
+from cdgp.training.dataset import WeakDataset, new_inputs, shuffled_stream
+from cdgp.training.dual_gp import dual_gp_samples
+from cdgp.training.loop import Stage
 from cdgp_bench.methods import Fitted, MethodOptions
 from cdgp_bench.methods.common import (
-    checkpoint_of,
+    cache_key_of,
     fitted_network,
     neighbourhoods,
     train_with_curve,
@@ -211,7 +213,7 @@ class Batches:
     """
 
     def __init__(self, samples: Sequence[WeakSample], settings: Settings, options: Options) -> None:
-        self.dataset = WeakDataset(samples, settings.input_size, settings.data.white_level)
+        self.dataset = WeakDataset(samples, new_inputs(settings))
         self.entries = [
             (index, flip)
             for index, sample in enumerate(samples)
@@ -252,19 +254,21 @@ def fit(
     data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, options: Options
 ) -> Fitted:
     """Train on fit and calibration images."""
-    fabric = new_fabric()
-    encoder = pretrained(settings)
+    device = new_fabric().device
+    encoder = pretrained_encoder(settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeded(settings.seed, "supersimplenet").initial_seed())
         model = SuperSimpleNet(encoder, options)
-    model.to(fabric.device)
+    model.to(device)
     batches = Batches(dual_gp_samples(data, settings), settings, options)
     published = options.epochs * -(-len(batches.entries) // options.batch)
     steps = min(options.most_steps or published, published)
-    curve, seconds = train_with_curve(
-        "supersimplenet", fabric, model, new_optimizer(model), steps, falling(steps), batches,
-        checkpoint_of("supersimplenet", options, data.sha256, settings, checkpoints), progress,
+    key = cache_key_of("supersimplenet", options, data.sha256, settings)
+    stage = Stage(
+        "supersimplenet", model, new_optimizer(model), steps, falling(steps), batches, key,
+        "supersimplenet.safetensors",
     )  # fmt: skip
+    curve, seconds = train_with_curve(stage, checkpoints, progress)
 
     @torch.inference_mode()
     def predict(image: Tensor) -> tuple[NDArray[np.float32], float]:
@@ -277,4 +281,4 @@ def fit(
         "budget_share": steps * options.batch / (PAPER.epochs * len(batches.entries)),
         "learning_curve": curve,
     }
-    return fitted_network(model, predict, settings, fabric.device, seconds, True, facts)
+    return fitted_network(model, predict, settings, device, seconds, True, facts)

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from cdgp.data.images import read_image, to_input
@@ -33,12 +34,13 @@ from cdgp.data.manifest import WeakSample, WeakSplit
 from cdgp.errors import SettingsError, TrainingError
 from cdgp.files import atomic_write, digest, save_tensors
 from cdgp.method.backbone import Encoder
+from cdgp.method.build import pretrained_encoder
 from cdgp.presets import Settings
 from cdgp.progress import Advance, Progress, Quiet
-from cdgp.training.loop import new_fabric, read_state, return_freed_memory
-from cdgp.training.stages import pretrained
+from cdgp.training.context import new_fabric, return_freed_memory
+from cdgp.training.loop import read_checkpoint
 from cdgp_bench.methods import Fitted, MethodOptions
-from cdgp_bench.methods.common import checkpoint_of, fitted_network
+from cdgp_bench.methods.common import cache_key_of, checkpoint_of, fitted_network
 
 CURVE_POINTS = 40
 ALL_STAGES = (0, 1, 2)
@@ -157,12 +159,11 @@ def fit_through_anomalib(
     """
     device = new_fabric().device
     without = () if recipe.pretrained else ("backbone", "weights_sha256")
-    cache_key, file = checkpoint_of(
-        recipe.name, options, data.sha256, settings, checkpoints, without
-    )
+    cache_key = cache_key_of(recipe.name, options, data.sha256, settings, without)
+    file = checkpoint_of(recipe.name, cache_key, checkpoints)
 
     def built() -> Any:
-        encoder = pretrained(settings) if recipe.pretrained else None
+        encoder = pretrained_encoder(settings) if recipe.pretrained else None
         with quiet_and_seeded(settings.seed):
             return recipe.build(encoder, settings, options)
 
@@ -181,7 +182,7 @@ def fit_through_anomalib(
         save_tensors(file, module.state_dict(), metadata)
     # Read back even now, so that a second run cannot differ by its tensors' memory layout.
     module = built()
-    found = read_state(file, cache_key)
+    found = read_checkpoint(file, cache_key)
     if found is None:
         raise TrainingError(f"{file}: made with other settings; remove it")
     module.load_state_dict(found.tensors)
@@ -194,7 +195,8 @@ def fit_through_anomalib(
         found = module.model(transform(image.mul(255).round().div(255)))
         return found.anomaly_map[0].squeeze(0).float().cpu().numpy(), float(found.pred_score[0])
 
-    curve = json.loads(found.metadata["curve"])
+    with safe_open(file, framework="pt") as opened:
+        curve = json.loads(opened.metadata()["curve"])
     facts = {
         "code": f"anomalib {version('anomalib')}",
         "options": options.decides(),

@@ -29,13 +29,16 @@ from torchvision.models.swin_transformer import SwinTransformerBlock
 from cdgp.data.manifest import WeakSplit
 from cdgp.files import subsample_evenly
 from cdgp.method.backbone import Encoder
+from cdgp.method.build import pretrained_encoder, seeded
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.dataset import WeakDataset, seeded, shuffled_stream
-from cdgp.training.loop import cosine, new_fabric
-from cdgp.training.stages import dual_gp_samples, pretrained
+from cdgp.training.context import new_fabric
+from cdgp.training.dataset import WeakDataset, new_inputs, shuffled_stream
+from cdgp.training.dual_gp import dual_gp_samples
+from cdgp.training.loop import Stage, cosine
 from cdgp_bench.methods import Fitted, MethodOptions
 from cdgp_bench.methods.common import (
+    cache_key_of,
     checkpoint_of,
     fitted_network,
     neighbourhoods,
@@ -211,17 +214,16 @@ def fit(
     data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, options: Options
 ) -> Fitted:
     """Train on fit and calibration images."""
-    fabric = new_fabric()
+    device = new_fabric().device
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeded(settings.seed, "weakrest").initial_seed())
-        model = WeakREST(pretrained(settings), options)
-    model.to(fabric.device)
-    images = WeakDataset(dual_gp_samples(data, settings), settings.input_size,
-                        settings.data.white_level)  # fmt: skip
+        model = WeakREST(pretrained_encoder(settings), options)
+    model.to(device)
+    images = WeakDataset(dual_gp_samples(data, settings), new_inputs(settings))
     bad, every = images.indices(defective=True), images.indices(defective=False)
     remembered, good = every[::2], every[1::2]
-    checkpoint = checkpoint_of("weakrest", options, data.sha256, settings, checkpoints)
-    if not checkpoint[1].is_file():
+    key = cache_key_of("weakrest", options, data.sha256, settings)
+    if not checkpoint_of("weakrest", key, checkpoints).is_file():
         positions = settings.input_size[0] // 8 * (settings.input_size[1] // 8)
         shown = subsample_evenly(remembered, 4 * -(-CANDIDATES // positions))
         fill_memory(model.residuals, (images.batch([i]) for i in shown), settings.seed)
@@ -238,10 +240,11 @@ def fit(
 
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=options.learning_rate)
-    curve, seconds = train_with_curve(
-        "weakrest", fabric, model, optimizer, options.steps, cosine(options.steps, 0.05), batch,
-        checkpoint, progress,
+    stage = Stage(
+        "weakrest", model, optimizer, options.steps, cosine(options.steps, 0.05), batch, key,
+        "weakrest.safetensors",
     )  # fmt: skip
+    curve, seconds = train_with_curve(stage, checkpoints, progress)
 
     @torch.inference_mode()
     def predict(image: Tensor) -> tuple[NDArray[np.float32], float]:
@@ -250,4 +253,4 @@ def fit(
         return logits[0].cpu().numpy(), float(probability[0])
 
     facts = {"code": "reimplemented", "options": options.decides(), "learning_curve": curve}
-    return fitted_network(model, predict, settings, fabric.device, seconds, True, facts)
+    return fitted_network(model, predict, settings, device, seconds, True, facts)

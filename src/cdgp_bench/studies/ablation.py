@@ -30,22 +30,24 @@ from PIL import Image
 from cdgp.data.images import read_image, to_input
 from cdgp.data.layouts import load
 from cdgp.data.manifest import Manifest, WeakSample
-from cdgp.data.splits import hashed, split
-from cdgp.method.backbone import Encoder
-from cdgp.method.network import Evidence, calibrated, reconstruction_residual
-from cdgp.method.student import ReverseStudent
+from cdgp.data.scan import digested
+from cdgp.data.splits import split
+from cdgp.inference import resize_map
+from cdgp.method.build import assemble
+from cdgp.method.graph import EvidenceGraph, OutputGraph
+from cdgp.method.network import Evidence, reconstruction_residual
 from cdgp.metrics.ranking import image_auroc, pixel_auroc
 from cdgp.metrics.regions import aupro
 from cdgp.presets import Settings
 from cdgp.presets import settings as preset
 from cdgp.progress import Bars
 from cdgp.training.calibrate import CalibrationEvidence, collect_evidence, fit_calibration
-from cdgp.training.dataset import WeakDataset
-from cdgp.training.loop import new_fabric
-from cdgp.training.stages import assemble, dual_gp_stage, fingerprint, student_stage
+from cdgp.training.context import TrainingContext, new_context, new_fabric, stage_key
+from cdgp.training.dataset import WeakDataset, new_inputs
+from cdgp.training.dual_gp import dual_gp_samples, train_dual_gp
+from cdgp.training.student import TrainedStudent, train_student
 from cdgp_bench.methods import Fit, classifier, mil_topk, padim, supersimplenet
 from cdgp_bench.rows import read_rows
-from cdgp_bench.scoring import at_size
 from cdgp_bench.synthetic import plant_defect
 
 SIZES = {"magnetic_tile": (160, 160), "ksdd": (256, 96)}
@@ -160,9 +162,12 @@ class Screening:
     @classmethod
     def of(cls, name: str, seed: int, data: Path, checkpoints: Path) -> Self:
         """Split a set, and plant the defects."""
-        manifest = split(hashed(load(data / name)), seed)
+        d = preset("lite").data
+        listed = digested(load(data / name, d.good, d.defective), d.white_level)
+        parts = ("fit", "calibration")
+        manifest = split(listed, seed, d.test_fraction, d.calibration_fraction, parts)
         calibrating, planting = halves(manifest)
-        whole = [read_image(s.image) for s in planting]
+        whole = [read_image(s.image, d.white_level) for s in planting]
         planted = [
             plant_defect(image, np.random.default_rng([seed, index]))
             for index, image in enumerate(whole)
@@ -177,12 +182,13 @@ class Screening:
         held_out = {"calibration": {"pictures": "held_out"}}
         return preset("lite", seed=self.seed, input_size=size, **(held_out | changes))
 
-    def student(self, settings: Settings) -> tuple[Encoder, ReverseStudent]:
+    def student(self, settings: Settings) -> TrainedStudent:
         """The teacher, and the student trained on good fit images, once for equal settings."""
         weak = self.manifest.weak_split()
-        key = fingerprint(settings, weak.good_fit_sha256, "student")[:16]
-        folder = self.checkpoints / f"student-{key}"
-        return student_stage(weak, settings, new_fabric(), folder, lambda record: None, Bars())
+        key = stage_key(settings, weak.good_fit_sha256, "student")
+        context = new_context(self.checkpoints / f"student-{key[:16]}", None, Bars())
+        good = [s for s in weak.fit if not s.defective]
+        return train_student(WeakDataset(good, new_inputs(settings)), settings, context, key)
 
 
 def halves(manifest: Manifest) -> tuple[list[WeakSample], list[WeakSample]]:
@@ -217,27 +223,28 @@ def rows_of(screening: Screening, variant: str) -> list[dict[str, Any]]:
 def dual_gp_rows(screening: Screening, variant: str) -> Iterator[dict[str, Any]]:
     """A variant of the Dual GP, for each fusion weight and tail."""
     began = time.monotonic()
-    size, fabric, progress = SIZES[screening.name], new_fabric(), Bars()
+    size, progress = SIZES[screening.name], Bars()
     s = screening.settings(
         size,
         dual_gp=BASE | {"steps": STEPS, "no_separation": "flag"} | DUAL_GP_VARIANTS[variant],
         student={"steps": STEPS},
     )
-    student = screening.student(s)
+    teacher, student, _ = screening.student(s)
     diagnostics: dict[str, Any] = {}
-    weak = screening.manifest.weak_split()  # held_out: the Dual GP trains on fit images only
-    dual = dual_gp_stage(weak, s, fabric, None, diagnostics.update, progress)
+    inputs = new_inputs(s)
+    weak = screening.manifest.weak_split()
+    fit_images = WeakDataset(dual_gp_samples(weak, s), inputs)
+    context = TrainingContext(new_fabric(), None, diagnostics.update, progress)
+    dual = train_dual_gp(fit_images, s, context, "")
     seconds = round(time.monotonic() - began, 1)
-    network = assemble(dual, *student, s)
+    network = assemble(dual.encoder, dual.projection, dual.gps, teacher, student, s)
+    graph = EvidenceGraph(network).to(context.fabric.device)
     collected, everyone = (
-        collect_evidence(
-            network, WeakDataset(samples, size, s.data.white_level), fabric.device, progress
-        )
+        collect_evidence(graph, WeakDataset(samples, inputs), progress)
         for samples in (screening.calibrating, screening.manifest.weak("calibration"))
     )
     ranking = image_auroc(everyone.pooled.double().numpy(), everyone.defective.numpy()).value
-    inputs = (to_input(image, size)[None].to(fabric.device) for image in screening.native)
-    evidence = [network(image) for image in inputs]
+    evidence = [evidence_of(graph, image, size) for image in screening.native]
     shown = ("margin_good", "margin_defective", "variance_normal", "variance_anomaly",
              "token_cosine")  # fmt: skip
     for weight, tail in GRID if variant in FINALISTS else SHORT_GRID:
@@ -247,6 +254,16 @@ def dual_gp_rows(screening: Screening, variant: str) -> Iterator[dict[str, Any]]
             "separation": round(dual.separation, 4),
             **{key: diagnostics.get(key) for key in shown}, "seconds": seconds,
         }  # fmt: skip
+
+
+@torch.inference_mode()
+def evidence_of(
+    graph: EvidenceGraph, image: NDArray[np.float32], size: tuple[int, int]
+) -> Evidence:
+    """The evidence of one image."""
+    batch = to_input(image, size)[None].to(next(graph.parameters()).device)
+    found = graph(batch.contiguous(memory_format=torch.channels_last))
+    return Evidence(*(part.cpu() for part in found))
 
 
 def bag_row(screening: Screening, fit: Fit, rate: float) -> dict[str, float | None]:
@@ -260,7 +277,7 @@ def bag_row(screening: Screening, fit: Fit, rate: float) -> dict[str, float | No
         fitted = fit(screening.manifest.weak_split(), s, Path(folder), Bars())
         scores = [f.image_score for f in fitted.score([c.image for c in calibration])]
         planted = saved(screening.native, Path(folder))
-        maps = [at_size(f.anomaly_map, f.size) for f in fitted.score(planted)]
+        maps = [resize_map(f.anomaly_map, f.size) for f in fitted.score(planted)]
     ranking = image_auroc(scores, [c.defective for c in calibration]).value
     return {"calibration_image_auroc": ranking, **planted_metrics(maps, screening.masks)}
 
@@ -278,7 +295,7 @@ def student_row(screening: Screening, rate: float) -> dict[str, Any]:
     size = CORE_SIZES[screening.name]
     s = screening.settings(size, student={"learning_rate": rate})
     residuals = residuals_of(screening.native, screening, s)
-    maps = [at_size(r, _shape(m)) for r, m in zip(residuals, screening.masks, strict=True)]
+    maps = [resize_map(r, _shape(m)) for r, m in zip(residuals, screening.masks, strict=True)]
     return {"calibration_image_auroc": None, "input_size": size, "steps": s.student.steps,
             **planted_metrics(maps, screening.masks)}  # fmt: skip
 
@@ -289,7 +306,7 @@ def residuals_of(
 ) -> list[NDArray[np.float32]]:
     """Residual maps (H/4, W/4) of images, from a student on good fit images."""
     with torch.inference_mode(False):
-        teacher, student = screening.student(settings)
+        teacher, student, _ = screening.student(settings)
     device = next(teacher.parameters()).device
     inputs = (to_input(image, settings.input_size)[None].to(device) for image in images)
     return [reconstruction_residual(teacher, student, i)[0].cpu().numpy() for i in inputs]
@@ -306,7 +323,7 @@ def distance_row(screening: Screening, residual: bool) -> dict[str, Any]:
         found = [f.anomaly_map for f in fitted.score(saved(screening.native, Path(folder)))]
     sums = standardised(found, usual, masks)
     if residual:
-        usual = residuals_of((read_image(path) for path in good), screening, s)
+        usual = residuals_of((read_image(path, s.data.white_level) for path in good), screening, s)
         found = residuals_of(screening.native, screening, s)
         sums = [a + b for a, b in zip(sums, standardised(found, usual, masks), strict=True)]
     return {"calibration_image_auroc": None, "input_size": size,
@@ -321,7 +338,9 @@ def standardised(
 ) -> list[NDArray[np.float32]]:
     """Maps at their masks' sizes, in standard deviations from the mean of the usual ones."""
     mean, spread = np.mean(usual), np.std(usual)
-    return [at_size((m - mean) / spread, _shape(mask)) for m, mask in zip(maps, masks, strict=True)]
+    return [
+        resize_map((m - mean) / spread, _shape(mask)) for m, mask in zip(maps, masks, strict=True)
+    ]
 
 
 def _shape(mask: NDArray[np.bool_]) -> tuple[int, int]:
@@ -338,9 +357,9 @@ def localisation(
 ) -> dict[str, float | None]:
     """Metrics on planted defects, calibrated with a fusion weight and a tail."""
     chosen = settings.calibration.model_copy(update={"fusion_weight": weight, "tail": tail})
-    calibration = fit_calibration(collected, chosen)
+    outputs = OutputGraph(fit_calibration(collected, chosen))
     maps = [
-        at_size(calibrated(e, calibration, collected.sizes[0]).anomaly_map[0].numpy(), _shape(mask))
+        resize_map(outputs(e, collected.sizes[0]).anomaly_map[0].numpy(), _shape(mask))
         for e, mask in zip(evidence, masks, strict=True)
     ]
     return planted_metrics(maps, masks)

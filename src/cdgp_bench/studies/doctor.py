@@ -18,18 +18,21 @@ from typing import Any
 
 import numpy as np
 
-from cdgp.audit import findings as audit
+from cdgp.audit import duplicates
 from cdgp.audit import suspects as crossfit
+from cdgp.audit.findings import audit
 from cdgp.data import layouts
+from cdgp.data.groups import group_numbers
 from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import Manifest
-from cdgp.data.splits import group_numbers, hashed
-from cdgp.presets import settings
+from cdgp.data.scan import THUMBNAIL, digested, scan
+from cdgp.method.build import pretrained_encoder
+from cdgp.presets import DataSettings, settings
 from cdgp.progress import Bars
-from cdgp.training.stages import pretrained
 from cdgp_bench.measure.harness import machine
 from cdgp_bench.rows import write_rows
 
+DATA = DataSettings()
 OUT = Path("docs/results/doctor.jsonl")
 SIZES = {"magnetic_tile": (192, 192), "ksdd": (384, 160)}
 FLIPPED, LISTED, DRAWS = 0.02, 0.05, 3
@@ -41,10 +44,10 @@ def main() -> None:
     data: Path = parser.parse_args().data
     rows: list[dict[str, Any]] = []
     for name in SIZES:
-        listed = layouts.load(data / name)
+        listed = layouts.load(data / name, DATA.good, DATA.defective)
         rows.append(images(name, listed))
         print(rows[-1])
-    rows += flips("magnetic_tile", layouts.load(data / "magnetic_tile"))
+    rows += flips("magnetic_tile", layouts.load(data / "magnetic_tile", DATA.good, DATA.defective))
     write_rows(OUT, rows)
     for row in rows:
         print(row)
@@ -53,7 +56,7 @@ def main() -> None:
 def images(name: str, listed: Manifest) -> dict[str, Any]:
     """What `cdgp check` finds in a set whose groups are hidden from it."""
     bare = replace(listed, samples=tuple(replace(s, group=None) for s in listed.samples))
-    found = audit.check(bare)
+    found = audit(scan(bare, DATA.white_level), DATA.white_level)
     reported = {pair for cluster in found.near for pair in combinations(sorted(cluster), 2)}
     true = correlated(bare)
     part = {listed.name(s.image): s.group for s in listed.samples}
@@ -76,8 +79,8 @@ def images(name: str, listed: Manifest) -> dict[str, Any]:
         "clusters_across_groups": [c for c in found.near if len({part[n] for n in c}) > 1],
         "empty_masks": sum(len(f.images) for f in found.findings if f.kind == "mask_empty"),
         "shortcuts": {s.fact: round(s.auroc, 4) for s in found.shortcuts},
-        "hash_bits": audit.HASH_BITS,
-        "correlation": audit.NEAR,
+        "hash_bits": duplicates.HASH_BITS,
+        "correlation": duplicates.NEAR,
     }  # fmt: skip
 
 
@@ -85,11 +88,12 @@ def correlated(manifest: Manifest) -> set[tuple[str, str]]:
     """All pairs of names that correlate above the threshold, by brute force."""
     small = []
     for sample in manifest.samples:
-        values = to_input(read_image(sample.image), (audit.SMALL, audit.SMALL)).mean(0).numpy()
+        image = read_image(sample.image, DATA.white_level)
+        values = to_input(image, (THUMBNAIL, THUMBNAIL)).mean(0).numpy()
         small.append((values - values.mean()).ravel())
     matrix = np.corrcoef(np.array(small))
     names = [manifest.name(s.image) for s in manifest.samples]
-    rows, columns = np.nonzero(np.triu(matrix > audit.NEAR, 1))
+    rows, columns = np.nonzero(np.triu(matrix > duplicates.NEAR, 1))
     pairs = (sorted((names[i], names[j])) for i, j in zip(rows, columns, strict=True))
     return {(first, second) for first, second in pairs}
 
@@ -101,11 +105,11 @@ def flips(name: str, listed: Manifest) -> list[dict[str, Any]]:
     """
     progress = Bars()
     with progress.phase("Reading", len(listed.samples)) as advance:
-        manifest = hashed(listed, advance)
+        manifest = digested(listed, DATA.white_level, advance)
     chosen = settings("lite", input_size=SIZES[name])
     weak = list(manifest.weak(None))
     # Features do not depend on labels, so they are computed once for all draws.
-    features = crossfit.pooled_features(weak, pretrained(chosen), chosen, progress)
+    features = crossfit.pooled_features(weak, pretrained_encoder(chosen), chosen, progress)
     rows = []
     for draw in range(DRAWS):
         rng = np.random.default_rng(draw)

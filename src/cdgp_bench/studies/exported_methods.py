@@ -55,7 +55,7 @@ def make_inputs(folder: Path) -> None:
 
     from cdgp.data.images import read_image, to_input
     from cdgp.presets import settings
-    from cdgp.training.fit import fit
+    from cdgp.workflows import train_run
     from cdgp_bench.synthetic import make_dataset
 
     if (folder / "input.npy").exists() and (folder / "run" / "model.safetensors").exists():
@@ -66,7 +66,7 @@ def make_inputs(folder: Path) -> None:
         "lite", input_size=SIZE, dual_gp={"steps": 10, "no_separation": "flag"},
         student={"steps": 10},
     )  # fmt: skip
-    fit(made, folder / "run", chosen)
+    train_run(made, folder / "run", chosen)
     path = next(s for s in made.samples if s.defective).image
     image = to_input(read_image(path, chosen.data.white_level), SIZE)
     np.save(folder / "input.npy", image[None].numpy())
@@ -162,14 +162,16 @@ def _efficientad(chosen: "Settings") -> "nn.Module":
 
 def _supersimplenet(chosen: "Settings") -> "nn.Module":
     """Untrained; its encoder normalises the input."""
-    from cdgp.training.stages import pretrained
+    from cdgp.method.build import pretrained_encoder
     from cdgp_bench.methods.supersimplenet import SuperSimpleNet
 
     def predict(network: SuperSimpleNet, images: "Tensor") -> "tuple[Tensor, Tensor]":
         anomaly_map, logit = network.predict(images)
         return anomaly_map, logit.sigmoid()
 
-    return _as_module(SuperSimpleNet(pretrained(chosen), _options("supersimplenet")), predict)
+    return _as_module(
+        SuperSimpleNet(pretrained_encoder(chosen), _options("supersimplenet")), predict
+    )
 
 
 def _with_backbone(
@@ -178,10 +180,10 @@ def _with_backbone(
     """One of anomalib's models over the backbone, with random memories of the real size."""
     import torch
 
-    from cdgp.training.stages import pretrained
+    from cdgp.method.build import pretrained_encoder
     from cdgp_bench.methods import padim, patchcore, rd4ad
 
-    encoder = pretrained(chosen)
+    encoder = pretrained_encoder(chosen)
     maker: Any = {"patchcore": patchcore, "padim": padim, "rd4ad": rd4ad}[name]
     inner = maker.build(encoder, chosen, _options(name)).model
     facts: dict[str, Any] = {}

@@ -29,16 +29,18 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cdgp import artifact
-from cdgp.audit import findings as audit
+from cdgp.audit.findings import audit
 from cdgp.data import images, layouts
 from cdgp.data.manifest import read_csv
+from cdgp.data.scan import scan
 from cdgp.errors import CdgpError
-from cdgp.presets import PRESETS, read_settings
+from cdgp.presets import PRESETS, DataSettings, read_settings
 from cdgp.presets import settings as preset
 from cdgp.progress import Quiet
-from cdgp.training.fit import fit
+from cdgp.workflows import train_run
 
 Parser = Callable[[bytes], object]
+DATA = DataSettings()
 
 
 def encoded(array: np.ndarray, kind: str, **options: Any) -> bytes:
@@ -131,7 +133,7 @@ class Parsers:
         return path
 
     def image(self, data: bytes) -> object:
-        found, facts = images.read_with_facts(self._written("file", data))
+        found, facts = images.read_with_facts(self._written("file", data), DATA.white_level)
         assert found.dtype == np.float32 and found.ndim == 3 and found.shape[2] == 3
         assert np.isfinite(found).all() and found.min() >= 0 and found.max() <= 1
         return facts.format
@@ -154,8 +156,8 @@ class Parsers:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if not target.exists():
                     target.write_bytes(self.whole)
-        found = layouts.load(tree)
-        audit.check(found).record()
+        found = layouts.load(tree, DATA.good, DATA.defective)
+        audit(scan(found, DATA.white_level), DATA.white_level).record()
         return bool(sum(len(s.masks) for s in found.samples))
 
     def table(self, data: bytes) -> object:
@@ -227,7 +229,7 @@ def trained(folder: Path) -> bytes:
         dual_gp={"steps": 1, "batch_size": 4, "no_separation": "flag"},
         student={"steps": 1, "batch_size": 2},
     )  # fmt: skip
-    fit(folder / "surfaces", folder / "run", chosen, progress=Quiet())
+    train_run(folder / "surfaces", folder / "run", chosen, progress=Quiet())
     return (folder / "run/model.safetensors").read_bytes()
 
 

@@ -33,19 +33,10 @@ from torch import Tensor, nn
 
 from cdgp.files import write_text
 from cdgp.method.backbone import Encoder
-from cdgp.method.calibration import BranchStatistics, ImageCalibrator, NormalTail
-from cdgp.method.gp import DualGP, SparseGP
-from cdgp.method.graph import (
-    Encoders,
-    EvidenceGraph,
-    InferenceGraph,
-    fix_padding,
-    fold_batch_norms,
-)
-from cdgp.method.kernels import linear
-from cdgp.method.network import Calibration, Network
-from cdgp.method.student import ReverseStudent
-from cdgp.method.tokens import TokenProjection
+from cdgp.method.build import assemble, new_pair, new_projection, new_student
+from cdgp.method.calibration import BranchStatistics, Calibration, ImageCalibrator, NormalTail
+from cdgp.method.fold import fix_padding, fold_batch_norms
+from cdgp.method.graph import Encoders, EvidenceGraph, InferenceGraph
 from cdgp.presets import settings
 from cdgp.runtimes import OnnxRuntime, openvino_request
 from cdgp_bench.measure.harness import (
@@ -92,16 +83,13 @@ def built(preset: str) -> dict[str, nn.Module]:
     own = {k: v for k, v in encoder.trunk.state_dict().items() if k.split(".")[0] in stem}
     teacher.trunk.load_state_dict(own, strict=False)
     dim, s = chosen.backbone.token_dim, chosen.inducing
-    gps = []
-    for count in (s.normal, s.anomaly):
-        tokens = nn.functional.normalize(torch.randn(count, dim), dim=1)
-        gps.append(SparseGP(tokens, linear, chosen.dual_gp.jitter))
-        gps[-1].m.data.normal_()
-    network = Network(
-        encoder, TokenProjection(encoder.channels, dim), DualGP(*gps), teacher,
-        ReverseStudent(teacher.channels, chosen.student.widths),
-        chosen.calibration.pooling_sharpness, chosen.dual_gp.variance_floor,
-    )  # fmt: skip
+    Zn, Za = (nn.functional.normalize(torch.randn(n, dim), dim=1) for n in (s.normal, s.anomaly))
+    pair = new_pair(Zn, Za, chosen.dual_gp)
+    for name, values in pair.named_parameters():
+        if name.endswith(".m"):
+            values.data.normal_()
+    projection, student = new_projection(encoder, chosen), new_student(teacher, chosen)
+    network = assemble(encoder, projection, pair, teacher, student, chosen)
     scores = torch.randn(chosen.calibration.tail_pixels).sort().values
     tail = NormalTail(scores, math.nan, math.nan, math.nan, chosen.calibration.tail_floor)
     calibration = Calibration(
@@ -228,7 +216,7 @@ def way(module: nn.Module, images: Tensor, precision: str, mode: str) -> Callabl
 
     if mode != "graph":
         return run
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(WARM_UPS):
             run()

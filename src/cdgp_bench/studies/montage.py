@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from cdgp.data.images import read_image
 from cdgp.data.manifest import Sample
 from cdgp.errors import CdgpError
+from cdgp.inference import resize_map
+from cdgp.presets import DataSettings
 from cdgp.progress import Bars
 from cdgp_bench.figures import new_figure, save_figure
 from cdgp_bench.grid import METHODS
@@ -26,7 +28,7 @@ from cdgp_bench.prepare import prepare_all
 from cdgp_bench.protocol import Prepared, SplitKey
 from cdgp_bench.qualitative import marked, marked_shares
 from cdgp_bench.run import only_one
-from cdgp_bench.scoring import at_size, kind_of
+from cdgp_bench.scoring import kind_of
 from cdgp_bench.studies.paired import finished, plan_arguments
 
 COUNT = 5
@@ -46,7 +48,7 @@ def main() -> None:
             chosen = shown.setdefault(key, examples(prepared[key]))
             fitted = run.fit(prepared[key].weak, given.checkpoints / run.dataset, progress)
             maps[key][run.variant.method] = [
-                at_size(scored.anomaly_map, scored.size)
+                resize_map(scored.anomaly_map, scored.size)
                 for scored in fitted.score([s.image for s in chosen])
             ]
     for key, of_method in maps.items():
@@ -57,7 +59,7 @@ def main() -> None:
 
 def draw(samples: list[Sample], maps: dict[str, list[NDArray[np.float32]]], path: Path) -> None:
     """A row an image, a column a method."""
-    images = [read_image(s.image) for s in samples]
+    images = [read_image(s.image, DataSettings().white_level) for s in samples]
     height = 2.0 * max(p.shape[0] / p.shape[1] for p in images)
     columns = 1 + len(maps)
     figure, axes = new_figure(COUNT, columns, (2.0 * columns, COUNT * height))

@@ -19,7 +19,7 @@ from PIL import Image
 
 from cdgp.presets import settings
 from cdgp.progress import Bars
-from cdgp.training.fit import fit
+from cdgp.workflows import train_run
 from cdgp_bench.measure.harness import CommandCost, command_cost, machine
 from cdgp_bench.rows import write_rows
 from cdgp_bench.synthetic import make_dataset, make_surface
@@ -40,7 +40,7 @@ def main() -> None:
         "lite", input_size=(64, 64), dual_gp={"steps": 20, "no_separation": "flag"},
         student={"steps": 20},
     )  # fmt: skip
-    fit(out / "surfaces", out / "run", chosen, progress=Bars())
+    train_run(out / "surfaces", out / "run", chosen, progress=Bars())
     made = make_images(out / "pictures", max(arguments.counts))
     rows = []
     for count in sorted(arguments.counts):

@@ -37,7 +37,7 @@ from cdgp.method.network import Evidence
 from cdgp.presets import settings
 from cdgp.progress import Bars
 from cdgp.runtimes import TorchRuntime
-from cdgp.training.fit import fit
+from cdgp.workflows import train_run
 from cdgp_bench.figures import COLOURS, new_figure, save_figure
 from cdgp_bench.measure.harness import machine
 from cdgp_bench.studies.streaming import cost_of
@@ -73,7 +73,7 @@ def model() -> None:
         "lite", input_size=WINDOW, tile=True, student={"steps": 150},
         dual_gp={"steps": 40, "batch_size": 6, "no_separation": "flag"},
     )  # fmt: skip
-    fit(OUT / "surfaces", OUT / "run", chosen, overwrite=True, progress=Bars())
+    train_run(OUT / "surfaces", OUT / "run", chosen, overwrite=True, progress=Bars())
 
 
 def image_of(size: tuple[int, int], seed: int, defective: bool) -> np.ndarray:
@@ -97,7 +97,7 @@ def seams() -> None:
     size = (768, 1024)
     runtime = cdgp.load(OUT / "run").runtime
     assert isinstance(runtime, TorchRuntime)
-    graph, c = runtime.graph, runtime.graph.calibration
+    graph, c = runtime.graph, runtime.graph.outputs.calibration
 
     def fused(evidence: Evidence) -> np.ndarray:
         low = fuse(evidence.dominance, evidence.residual, c.dominance, c.residual, c.fusion_weight)

@@ -30,10 +30,9 @@ from cdgp.data.manifest import WeakSample
 from cdgp.files import subsample_evenly, write_text
 from cdgp.presets import Settings, settings
 from cdgp.progress import Advance, Quiet
-from cdgp.training.dataset import WeakDataset
+from cdgp.training.context import new_context
+from cdgp.training.dataset import WeakDataset, new_inputs
 from cdgp.training.dual_gp import DualGPTraining, train_dual_gp
-from cdgp.training.loop import new_fabric
-from cdgp.training.stages import pretrained
 from cdgp.training.student import StudentTraining, train_student
 from cdgp_bench.measure.harness import alternate, machine
 
@@ -98,29 +97,21 @@ def one(data: Path, threads: int) -> dict[str, Any]:
     """Both stages in this process, with the code that Python finds."""
     torch.set_num_threads(threads)
     chosen = settings("lite")
-    fabric = new_fabric()
-    manifest = layouts.load(data)
+    manifest = layouts.load(data, chosen.data.good, chosen.data.defective)
     images = {}
     for label, count in ((False, GOOD), (True, DEFECTIVE)):
         samples = [s for s in manifest.samples if s.defective == label]
-        taken = min(count, len(samples))
-        images[label] = [WeakSample(s.image, label) for s in subsample_evenly(samples, taken)]
-    both, good = (
-        WeakDataset(samples, chosen.input_size, chosen.data.white_level)
-        for samples in (images[False] + images[True], images[False])
-    )
-    for each in (both, good):
-        each.batch(range(len(each)))
+        images[label] = [WeakSample(s.image, label) for s in subsample_evenly(samples, count)]
+    inputs = new_inputs(chosen)
+    both = WeakDataset(images[False] + images[True], inputs)
+    good = WeakDataset(images[False], inputs)
+    both.batch(range(len(both)))  # decoded once, before the clock runs
 
     def dual(clock: Clock) -> object:
-        return train_dual_gp(
-            both, pretrained(chosen), chosen, fabric, "", None, lambda record: None, clock
-        )
+        return train_dual_gp(both, chosen, new_context(None, None, clock), "")
 
     def student(clock: Clock) -> object:
-        return train_student(
-            good, pretrained(chosen), chosen, fabric, "", None, lambda record: None, clock
-        )
+        return train_student(good, chosen, new_context(None, None, clock), "")
 
     return {
         "Dual GP": stage(DualGPTraining, dual),

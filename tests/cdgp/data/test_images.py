@@ -1,4 +1,4 @@
-"""The door for pixels: depth, colour, orientation, masks, refusals, the one resize."""
+"""Reading images: depth, colour, orientation, masks, unreadable files, the one resize."""
 
 import hashlib
 import io
@@ -8,14 +8,17 @@ import sys
 import warnings
 import zlib
 from pathlib import Path
+from typing import Any
 
 import imagecodecs
 import numpy as np
 import pytest
 import tifffile
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
+from tests.helpers import WHITE
 
-from cdgp.data import images
+from cdgp.data import decode, images
 from cdgp.errors import ImageError, SettingsError
 from cdgp.files import digest
 
@@ -25,19 +28,19 @@ COLOUR = RNG.integers(0, 256, (20, 30, 3), np.uint8)
 ALPHA = RNG.integers(0, 256, (20, 30), np.uint8)
 
 
-def unit(values: np.ndarray) -> np.ndarray:
+def unit(values: NDArray[Any]) -> NDArray[Any]:
     """uint8 grey or RGB as HWC float32 RGB in [0, 1]."""
     values = np.repeat(values[..., None], 3, 2) if values.ndim == 2 else values
     return values.astype(np.float32) / np.float32(255)
 
 
-def save(path: Path, values: np.ndarray, **options: object) -> Path:
+def save(path: Path, values: NDArray[Any], **options: Any) -> Path:
     Image.fromarray(values).save(path, **options)
     return path
 
 
-def refused(path: Path, *words: str, white_level: int = 65535) -> str:
-    """The message of the refusal, which begins with the path and holds the words."""
+def unreadable(path: Path, *words: str, white_level: int = WHITE) -> str:
+    """The message of the error, which begins with the path and holds the words."""
     with pytest.raises(ImageError) as caught:
         images.read_image(path, white_level)
     message = str(caught.value)
@@ -51,16 +54,16 @@ def refused(path: Path, *words: str, white_level: int = 65535) -> str:
 
 @pytest.mark.parametrize("name", ["a.png", "a.bmp", "a.tif", "a.tiff", "a.webp"])
 @pytest.mark.parametrize("values", [GREY, COLOUR], ids=["grey", "colour"])
-def test_8_bit_is_divided_by_255(tmp_path: Path, name: str, values: np.ndarray) -> None:
+def test_8_bit_is_divided_by_255(tmp_path: Path, name: str, values: NDArray[Any]) -> None:
     options = {"lossless": True} if name.endswith("webp") else {}
-    image = images.read_image(save(tmp_path / name, values, **options))
+    image = images.read_image(save(tmp_path / name, values, **options), WHITE)
     assert image.dtype == np.float32 and image.flags.c_contiguous
     np.testing.assert_array_equal(image, unit(values))
 
 
 @pytest.mark.parametrize("kind", ["png", "tif", "tif-big-endian", "tif-zlib"])
 @pytest.mark.parametrize("values", [GREY, COLOUR], ids=["grey", "colour"])
-def test_16_bit_keeps_every_level(tmp_path: Path, kind: str, values: np.ndarray) -> None:
+def test_16_bit_keeps_every_level(tmp_path: Path, kind: str, values: NDArray[Any]) -> None:
     deep = values.astype(np.uint16) * 256 + 3
     path = tmp_path / f"a.{kind[:3]}"
     if kind == "png":
@@ -74,7 +77,7 @@ def test_16_bit_keeps_every_level(tmp_path: Path, kind: str, values: np.ndarray)
             photometric="minisblack" if deep.ndim == 2 else "rgb",
         )
     expected = unit(deep) * np.float32(255) / np.float32(65535)
-    np.testing.assert_allclose(images.read_image(path), expected, atol=1e-7)
+    np.testing.assert_allclose(images.read_image(path, WHITE), expected, atol=1e-7)
 
 
 def test_16_bit_with_alpha_and_planar_rgb(tmp_path: Path) -> None:
@@ -83,10 +86,12 @@ def test_16_bit_with_alpha_and_planar_rgb(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", deep, photometric="rgb", extrasamples=["unassalpha"])
     composed = unit(COLOUR) * (ALPHA / np.float32(255))[..., None]
     for name in ("a.png", "a.tif"):
-        np.testing.assert_allclose(images.read_image(tmp_path / name), composed, atol=1e-6)
+        np.testing.assert_allclose(images.read_image(tmp_path / name, WHITE), composed, atol=1e-6)
     planar = deep[..., :3].transpose(2, 0, 1)
     tifffile.imwrite(tmp_path / "p.tif", planar, photometric="rgb", planarconfig="separate")
-    np.testing.assert_allclose(images.read_image(tmp_path / "p.tif"), unit(COLOUR), atol=1e-6)
+    np.testing.assert_allclose(
+        images.read_image(tmp_path / "p.tif", WHITE), unit(COLOUR), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
@@ -94,12 +99,12 @@ def test_16_bit_with_alpha_and_planar_rgb(tmp_path: Path) -> None:
 def test_a_fourth_channel_that_is_no_straight_alpha_is_left_out(
     tmp_path: Path, dtype: type, kind: str
 ) -> None:
-    """A near-infrared band has no say, and premultiplied colours are those over black already."""
-    four = np.dstack([np.minimum(COLOUR, ALPHA[..., None]), ALPHA]).astype(dtype)
+    """A near-infrared band is ignored, and premultiplied colours are over black already."""
+    four: NDArray[Any] = np.dstack([np.minimum(COLOUR, ALPHA[..., None]), ALPHA]).astype(dtype)
     four *= 257 if dtype == np.uint16 else 1
     tifffile.imwrite(tmp_path / "a.tif", four, photometric="rgb", extrasamples=[kind])
     expected = unit(np.minimum(COLOUR, ALPHA[..., None]))
-    found = images.read_image(tmp_path / "a.tif")
+    found = images.read_image(tmp_path / "a.tif", WHITE)
     tolerance = 1e-6 if dtype == np.uint16 else 1.01 / 255
     np.testing.assert_allclose(found, expected, atol=tolerance)
 
@@ -116,7 +121,7 @@ def test_white_level_of_a_12_bit_camera(tmp_path: Path) -> None:
     path = save(tmp_path / "a.png", deep)
     expected = np.repeat((deep / 4095)[..., None], 3, 2)
     np.testing.assert_allclose(images.read_image(path, 4095), expected, atol=1e-6)
-    refused(path, "set white_level to 4095", str(deep.max()), white_level=1000)
+    unreadable(path, "set white_level to 4095", str(deep.max()), white_level=1000)
     for level in (0, 65536):
         with pytest.raises(SettingsError, match=str(level)):
             images.read_image(path, level)
@@ -130,18 +135,18 @@ def test_white_level_does_not_touch_8_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_float_tiff(tmp_path: Path, dtype: type) -> None:
     tifffile.imwrite(tmp_path / "a.tif", (GREY / 255).astype(dtype))
-    np.testing.assert_allclose(images.read_image(tmp_path / "a.tif"), unit(GREY), atol=1e-3)
+    np.testing.assert_allclose(images.read_image(tmp_path / "a.tif", WHITE), unit(GREY), atol=1e-3)
 
 
 def test_float_tiff_outside_0_to_1(tmp_path: Path) -> None:
     values = unit(GREY)[..., 0].copy()
     values[0, :2], values[1, 0] = np.nan, np.inf
     tifffile.imwrite(tmp_path / "nan.tif", values)
-    refused(tmp_path / "nan.tif", "3 non-finite pixels")
+    unreadable(tmp_path / "nan.tif", "3 non-finite pixels")
     colour = unit(COLOUR).copy()
     colour[3, 4] = (1.5, -1, 0)
     tifffile.imwrite(tmp_path / "high.tif", colour, photometric="rgb")
-    refused(tmp_path / "high.tif", "1 pixels outside 0..1", "from -1 to 1.5")
+    unreadable(tmp_path / "high.tif", "1 pixels outside 0..1", "from -1 to 1.5")
 
 
 @pytest.mark.parametrize("kind", ["int16", "uint32", "stack", "five", "pages"])
@@ -150,40 +155,40 @@ def test_tiff_that_is_not_a_image(tmp_path: Path, kind: str) -> None:
     if kind == "stack":
         deep = np.zeros((16, 32, 32), np.uint16)
         tifffile.imwrite(path, deep, volumetric=True, tile=(16, 16, 16), photometric="minisblack")
-        refused(path, "holds a stack (ZYX)")
+        unreadable(path, "holds a stack (ZYX)")
     elif kind == "five":
         tifffile.imwrite(
             path, np.zeros((16, 16, 5), np.uint16), photometric="minisblack", planarconfig="contig"
         )
-        refused(path, "5 channels", "save it as")
+        unreadable(path, "5 channels", "save it as")
     elif kind == "pages":
         tifffile.imwrite(path, np.zeros((2, 16, 16), np.uint16), photometric="minisblack")
-        refused(path, "holds 2 pages")
+        unreadable(path, "holds 2 pages")
     else:
         tifffile.imwrite(path, np.zeros((16, 16), kind))
-        refused(path, kind, "save it as 8- or 16-bit")
+        unreadable(path, kind, "save it as 8- or 16-bit")
 
 
 def test_animation_is_refused(tmp_path: Path) -> None:
     frames = [Image.fromarray(COLOUR), Image.fromarray(255 - COLOUR)]
     for name in ("a.webp", "a.png"):
         frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])
-        refused(tmp_path / name, "holds 2 pages")
+        unreadable(tmp_path / name, "holds 2 pages")
 
 
 def test_a_phones_mpo_is_its_first_frame(tmp_path: Path) -> None:
     frames = [Image.fromarray(COLOUR), Image.fromarray(GREY)]
     frames[0].save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=frames[1:])
-    assert images.read_image(tmp_path / "a.jpg").shape == (20, 30, 3)
+    assert images.read_image(tmp_path / "a.jpg", WHITE).shape == (20, 30, 3)
 
 
 def test_transparent_pixels_are_composed_over_black(tmp_path: Path) -> None:
     alpha = (ALPHA / np.float32(255))[..., None]
     rgba = save(tmp_path / "rgba.png", np.dstack([COLOUR, ALPHA]))
-    np.testing.assert_allclose(images.read_image(rgba), unit(COLOUR) * alpha, atol=1e-6)
+    np.testing.assert_allclose(images.read_image(rgba, WHITE), unit(COLOUR) * alpha, atol=1e-6)
     la = tmp_path / "la.png"
     Image.merge("LA", [Image.fromarray(GREY), Image.fromarray(ALPHA)]).save(la)
-    np.testing.assert_allclose(images.read_image(la), unit(GREY) * alpha, atol=1e-6)
+    np.testing.assert_allclose(images.read_image(la, WHITE), unit(GREY) * alpha, atol=1e-6)
 
 
 def test_palette_one_bit_and_cmyk(tmp_path: Path) -> None:
@@ -192,16 +197,20 @@ def test_palette_one_bit_and_cmyk(tmp_path: Path) -> None:
     palette = Image.fromarray(index)
     palette.putpalette(colours.ravel().tolist())
     palette.save(tmp_path / "p.png")
-    np.testing.assert_array_equal(images.read_image(tmp_path / "p.png"), unit(colours[index]))
+    np.testing.assert_array_equal(
+        images.read_image(tmp_path / "p.png", WHITE), unit(colours[index])
+    )
     palette.save(tmp_path / "t.png", transparency=2)
     clear = np.where((index == 2)[..., None], 0, unit(colours[index]))
-    np.testing.assert_array_equal(images.read_image(tmp_path / "t.png"), clear)
+    np.testing.assert_array_equal(images.read_image(tmp_path / "t.png", WHITE), clear)
     bits = GREY > 100
     for name in ("b.png", "b.bmp", "b.tif"):
         path = save(tmp_path / name, bits)
-        np.testing.assert_array_equal(images.read_image(path), unit(bits * np.uint8(255)))
+        np.testing.assert_array_equal(images.read_image(path, WHITE), unit(bits * np.uint8(255)))
     Image.fromarray(COLOUR).convert("CMYK").save(tmp_path / "c.tif")
-    np.testing.assert_allclose(images.read_image(tmp_path / "c.tif"), unit(COLOUR), atol=0.01)
+    np.testing.assert_allclose(
+        images.read_image(tmp_path / "c.tif", WHITE), unit(COLOUR), atol=0.01
+    )
 
 
 # ---------------------------------------------------------------------------- orientation and size
@@ -223,16 +232,16 @@ def test_images_stand_upright(tmp_path: Path, kind: str, orientation: int) -> No
     tagged = Image.fromarray(GREY)
     tagged.getexif()[274] = orientation
     upright = np.asarray(ImageOps.exif_transpose(tagged))
-    np.testing.assert_allclose(images.read_image(path), unit(upright), atol=1e-6)
+    np.testing.assert_allclose(images.read_image(path, WHITE), unit(upright), atol=1e-6)
     assert images.image_size(path) == upright.shape
     assert images.read_mask(path, upright.shape).shape == upright.shape
 
 
 def test_minimum_side(tmp_path: Path) -> None:
     thin = save(tmp_path / "thin.png", np.zeros((96, 1), np.uint8))
-    refused(thin, "image is 1 × 96, smaller than the least that can be scored, 8 × 8")
-    refused(save(tmp_path / "flat.png", np.zeros((7, 8), np.uint8)), "8 × 7")
-    assert images.read_image(save(tmp_path / "ok.png", GREY[:8, :8])).shape == (8, 8, 3)
+    unreadable(thin, "image is 1 × 96, smaller than the least that can be scored, 8 × 8")
+    unreadable(save(tmp_path / "flat.png", np.zeros((7, 8), np.uint8)), "8 × 7")
+    assert images.read_image(save(tmp_path / "ok.png", GREY[:8, :8]), WHITE).shape == (8, 8, 3)
     assert images.image_size(thin) == (96, 1)
 
 
@@ -253,19 +262,19 @@ def test_decompression_bombs_are_refused_from_the_header(tmp_path: Path) -> None
     path = tmp_path / "claims.png"
     for bits in (8, 16):
         path.write_bytes(png_claiming(60000, 60000, bits))
-        refused(path, "3600000000 pixels", str(images.MAX_PIXELS))
+        unreadable(path, "3600000000 pixels", str(decode.MAX_PIXELS))
         with pytest.raises(ImageError, match="3600000000"):
             images.image_size(path)
-    assert Image.MAX_IMAGE_PIXELS is not None and 2 * Image.MAX_IMAGE_PIXELS == images.MAX_PIXELS
+    assert Image.MAX_IMAGE_PIXELS is not None and 2 * Image.MAX_IMAGE_PIXELS == decode.MAX_PIXELS
 
 
 def test_our_own_limit_holds_for_every_decoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "MAX_PIXELS", 599)
-    refused(save(tmp_path / "a.png", GREY), "600 pixels", "599")
+    monkeypatch.setattr(decode, "MAX_PIXELS", 599)
+    unreadable(save(tmp_path / "a.png", GREY), "600 pixels", "599")
     tifffile.imwrite(tmp_path / "a.tif", GREY.astype(np.uint16))
-    refused(tmp_path / "a.tif", "600 pixels", "599")
+    unreadable(tmp_path / "a.tif", "600 pixels", "599")
 
 
 def test_large_images_make_no_noise(tmp_path: Path) -> None:
@@ -306,18 +315,18 @@ def test_broken_files_are_listed_and_never_filled(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         for path in sorted(tmp_path.iterdir()):
             try:
-                images.read_image(path)
+                images.read_image(path, WHITE)
             except ImageError as error:
                 found[path] = images.reason(error, path)
     assert [path.name for path in found] == sorted([*bad, "folder.png"])
     assert all(why and str(path) not in why for path, why in found.items()), found
-    assert found[tmp_path / "zero.png"] == "is empty (0 bytes)"
+    assert found[tmp_path / "zero.png"] == "is empty (0 bytes); copy it again"
     assert "truncated" in found[tmp_path / "cut.jpg"]
     assert "is not a JPEG" in found[tmp_path / "page.png"]
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    refused(tmp_path / "gone.png", "there is no such file")
+    unreadable(tmp_path / "gone.png", "there is no such file")
     with pytest.raises(ImageError, match=r"gone\.png"):
         images.image_size(tmp_path / "gone.png")
     with pytest.raises(ImageError, match=r"gone\.png"):
@@ -325,7 +334,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_format_that_is_not_ours(tmp_path: Path) -> None:
-    refused(save(tmp_path / "a.gif", GREY), "is not a JPEG")
+    unreadable(save(tmp_path / "a.gif", GREY), "is not a JPEG")
 
 
 # ------------------------------------------------------------------------------------------- masks
@@ -350,7 +359,7 @@ MARKED[5:9, 6:20] = True
     ],
     ids=["1-bit", "255", "1", "5 and 1", "236", "u16", "u16 256", "float", "red", "dark blue"],
 )
-def test_every_encoding_of_a_mask(tmp_path: Path, values: np.ndarray) -> None:
+def test_every_encoding_of_a_mask(tmp_path: Path, values: NDArray[Any]) -> None:
     path = tmp_path / ("m.tif" if values.dtype == np.float32 else "m.png")
     mask = images.read_mask(save(path, values), (20, 30))
     assert mask.dtype == np.bool_
@@ -369,7 +378,7 @@ def test_palette_mask_counts_every_colour(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_anti_aliased_masks_are_cut_at_half(tmp_path: Path, levels: int, dtype: type) -> None:
     top = np.iinfo(dtype).max
-    ramp = np.linspace(0, top, levels).astype(dtype)
+    ramp: NDArray[Any] = np.linspace(0, top, levels).astype(dtype)
     path = save(tmp_path / "m.png", np.tile(ramp, (20, 1)))
     mask = images.read_mask(path, (20, levels))
     np.testing.assert_array_equal(mask[0], ramp >= (top + 1) // 2)
@@ -413,9 +422,9 @@ def test_digests(tmp_path: Path) -> None:
     b = save(tmp_path / "b.png", GREY, dpi=(72, 72))
     deep = save(tmp_path / "c.png", GREY.astype(np.uint16) * 257)
     assert digest(a) == hashlib.sha256(a.read_bytes()).hexdigest() != digest(b)
-    pixels = {images.pixel_digest(images.read_image(path)) for path in (a, b, deep)}
+    pixels = {images.pixel_digest(images.read_image(path, WHITE)) for path in (a, b, deep)}
     assert len(pixels) == 1
-    image = images.read_image(a)
+    image = images.read_image(a, WHITE)
     changed = image.copy()
     changed[0, 0, 0] += 1 / 65535
     turned = image.reshape(30, 20, 3)
@@ -443,7 +452,7 @@ def test_colours_keep_their_channel() -> None:
     assert images.to_input(image, (8, 8)).mean((1, 2)).tolist() == [1, 0, 0]
 
 
-def test_the_data_door_needs_no_torch() -> None:
+def test_reading_images_needs_no_torch() -> None:
     code = (
         "import sys, cdgp.data.images, cdgp.data.manifest, cdgp.data.layouts, cdgp.data.splits; "
         "print('torch' in sys.modules)"

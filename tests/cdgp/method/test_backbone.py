@@ -68,7 +68,7 @@ def test_bundled_weights_know_two_images(name: str, label: int, probability: flo
         image = Image.fromarray(getattr(data, name)())
     except (OSError, ImportError) as error:
         pytest.skip(f"scikit-image's pixels {name} is not on this machine: {error}")
-    model = timm.create_model(LITE, pretrained=False)
+    model: Any = timm.create_model(LITE, pretrained=False)
     model.load_state_dict(bundled_state_of_full_model())
     small = np.array(image.resize((224, 224), Image.Resampling.BICUBIC))
     pixels = torch.from_numpy(small)[None].permute(0, 3, 1, 2) / 255
@@ -79,7 +79,7 @@ def test_bundled_weights_know_two_images(name: str, label: int, probability: flo
 
 
 def test_bundled_encoder_gives_the_features_of_the_full_model(bundled: Encoder) -> None:
-    model = timm.create_model(LITE, pretrained=False)
+    model: Any = timm.create_model(LITE, pretrained=False)
     model.load_state_dict(bundled_state_of_full_model())
     images = torch.rand(1, 3, 96, 64, generator=torch.Generator().manual_seed(0))
     expected = []

@@ -6,11 +6,11 @@ import pytest
 import torch
 from gpytorch.variational import CholeskyVariationalDistribution, UnwhitenedVariationalStrategy
 from numpy.typing import NDArray
-from tests.helpers import random_gp, random_pair, unit_tokens
+from tests.helpers import random_gp, random_pair, sparse_gps, unit_tokens
 from torch import Tensor
 
 from cdgp.errors import TrainingError
-from cdgp.method.gp import DualGP, FusedDominance, SparseGP, standardised
+from cdgp.method.gp import DualGP, SparseGP, has_linear_forms, linear_forms, standardised
 from cdgp.method.kernels import kernel_named, linear, spherical_rbf
 
 SIGMA = 0.5
@@ -100,7 +100,7 @@ def test_kernels_are_one_at_equal_tokens_and_gpytorch_elsewhere() -> None:
 @pytest.mark.parametrize("name", ["linear", "rbf"])
 def test_inducing_covariance_equal_to_the_kernel_matrix_gives_the_prior(name: str) -> None:
     kernel = kernel_named(name, SIGMA)
-    gp = SparseGP(unit_tokens(16, 64, 0), kernel, JITTER).requires_grad_(False)
+    gp = SparseGP(unit_tokens(16, 64, 0), kernel, JITTER, 0.0, 1.0).requires_grad_(False)
     Kzz = kernel(gp.Z, gp.Z) + JITTER * torch.eye(16, dtype=torch.float64)
     gp.L.copy_(torch.linalg.cholesky(Kzz))
     tokens = torch.cat([unit_tokens(50, 64, 1), gp.Z])
@@ -141,10 +141,10 @@ def test_upper_triangle_of_the_covariance_factor_is_not_used() -> None:
     gp = random_gp(unit_tokens(6, 16, 0), linear, 1)
     tokens = unit_tokens(20, 16, 2)
     before = gp(tokens)
-    gp.L += torch.ones(6, 6, dtype=torch.float64).triu(1)
+    gp.L.add_(torch.ones(6, 6, dtype=torch.float64).triu(1))
     assert torch.equal(gp(tokens).variance, before.variance)
     gp.requires_grad_(True)
-    gp(tokens).variance.sum().backward()
+    torch.autograd.backward(gp(tokens).variance.sum())
     assert gp.L.grad is not None
     assert gp.L.grad.triu(1).abs().max() == 0
     assert gp.L.grad.tril().abs().max() > 0
@@ -163,15 +163,14 @@ def test_inducing_tokens_are_a_copy() -> None:
 def test_dominance_is_the_probability_that_anomaly_evidence_is_larger(name: str) -> None:
     """Draws u, then f given u, of both functions; compares shares with Phi(g)  (Eq. 9 and 10)."""
     kernel = kernel_named(name, SIGMA)
-    pair = DualGP(
-        random_gp(unit_tokens(6, 12, 0), kernel, 1, 0.4),
-        random_gp(unit_tokens(5, 12, 2), kernel, 3, 0.4),
-    )
-    tokens = torch.cat([pair.anomaly.Z[:2], pair.normal.Z[:2], unit_tokens(2, 12, 4)])
+    normal = random_gp(unit_tokens(6, 12, 0), kernel, 1, 0.4)
+    anomaly = random_gp(unit_tokens(5, 12, 2), kernel, 3, 0.4)
+    pair = DualGP(normal, anomaly)
+    tokens = torch.cat([anomaly.Z[:2], normal.Z[:2], unit_tokens(2, 12, 4)])
     rng = np.random.default_rng(0)
     draws = 200_000
     samples = []
-    for gp in (pair.anomaly, pair.normal):
+    for gp in (anomaly, normal):
         Kzz = kernel(gp.Z, gp.Z).numpy() + JITTER * np.eye(len(gp.Z))
         ktz = kernel(tokens, gp.Z).numpy()
         u = gp.m.numpy() + rng.standard_normal((draws, len(gp.Z))) @ gp.L.numpy().T
@@ -184,94 +183,73 @@ def test_dominance_is_the_probability_that_anomaly_evidence_is_larger(name: str)
     assert expected.max() - expected.min() > 0.2, "the case tells values apart"
 
 
+def form_dominance(pair: DualGP, tokens: Tensor) -> Tensor:
+    """The dominance written with the linear forms, in float64."""
+    beta, C = linear_forms(pair)
+    t = tokens.double()
+    return (t @ beta) / (2 + ((t @ C) * t).sum(1)).sqrt()
+
+
 @pytest.mark.parametrize("scale", [0.03, 0.3, 1.0, 3.0])
 @pytest.mark.parametrize("seed", [0, 10, 20])
-def test_fused_dominance_is_the_unfused_one(seed: int, scale: float) -> None:
-    """In float32, of values up to some tens; 1e-5 is about a hundred roundings of 6e-8."""
-    pair = random_pair(seed, scale, torch.float32, dim=256)
-    tokens = torch.cat([unit_tokens(500, 256, seed + 5, torch.float32), pair.normal.Z])
-    fused = FusedDominance(pair, FLOOR)
-    found, expected = fused(tokens), pair.dominance(tokens, FLOOR)
-    assert found.dtype == torch.float32
-    assert ((found - expected).abs() / expected.abs().clamp_min(1)).max() <= 1e-5
-    mean_N, variance_N = closed_form(pair.normal, tokens)
-    mean_A, variance_A = closed_form(pair.anomaly, tokens)
+def test_linear_forms_give_the_dominance(seed: int, scale: float) -> None:
+    """Whether C is negative, positive or indefinite, which the scale of S decides."""
+    pair = random_pair(seed, scale, torch.float64, dim=256)
+    normal, anomaly = sparse_gps(pair)
+    tokens = torch.cat([unit_tokens(500, 256, seed + 5), normal.Z])
+    mean_N, variance_N = closed_form(normal, tokens)
+    mean_A, variance_A = closed_form(anomaly, tokens)
     exact = (mean_A - mean_N) / np.sqrt(variance_A + variance_N)
-    error = np.abs(found.numpy() - exact) / np.maximum(1, np.abs(exact))
-    assert error.max() <= 1e-5
-
-
-@pytest.mark.parametrize("cosine", [0.5, 0.8, 0.9])
-def test_fused_dominance_of_tokens_that_resemble_each_other_is_exact(cosine: float) -> None:
-    """As trained networks leave them; the unfused float32 form is the less exact one here."""
-    common = unit_tokens(1, 256, 1)
-
-    def alike(count: int, seed: int) -> torch.Tensor:
-        own = unit_tokens(count, 256, seed)
-        mixed = cosine**0.5 * common + (1 - cosine) ** 0.5 * own
-        return torch.nn.functional.normalize(mixed, dim=1).float()
-
-    pair = DualGP(*(random_gp(alike(M, M), linear, M, scale=1.0) for M in (32, 16)))
-    tokens = alike(500, 7)
-    mean_N, variance_N = closed_form(pair.normal, tokens)
-    mean_A, variance_A = closed_form(pair.anomaly, tokens)
-    exact = (mean_A - mean_N) / np.sqrt(variance_A + variance_N)
-    error = np.abs(FusedDominance(pair, FLOOR)(tokens).numpy() - exact)
-    assert (error / np.maximum(1, np.abs(exact))).max() <= 1e-5
+    found = form_dominance(pair, tokens)
+    np.testing.assert_allclose(found.numpy(), exact, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(pair.dominance(tokens, FLOOR).numpy(), exact, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("seed", [0, 10])
-def test_fused_mean_margin_is_the_unfused_one_and_linear(seed: int) -> None:
+def test_mean_margin_is_linear_in_the_token(seed: int) -> None:
     pair = random_pair(seed, 1.0, torch.float64)
     tokens = unit_tokens(200, 64, seed + 5)
-    expected = closed_form(pair.anomaly, tokens)[0] - closed_form(pair.normal, tokens)[0]
+    normal, anomaly = sparse_gps(pair)
+    expected = closed_form(anomaly, tokens)[0] - closed_form(normal, tokens)[0]
     np.testing.assert_allclose(pair.mean_margin(tokens).numpy(), expected, rtol=0, atol=1e-11)
-    fused = FusedDominance(pair, FLOOR, "mean_margin")
-    np.testing.assert_allclose(fused(tokens).numpy(), expected, rtol=0, atol=1e-11)
-    mixed = fused(tokens[:100] + 2 * tokens[100:])
+    beta, _ = linear_forms(pair)
+    np.testing.assert_allclose((tokens @ beta).numpy(), expected, rtol=0, atol=1e-11)
+    mixed = pair.mean_margin(tokens[:100] + 2 * tokens[100:])
     np.testing.assert_allclose(mixed, expected[:100] + 2 * expected[100:], rtol=0, atol=1e-11)
-    pair32 = random_pair(seed, 1.0, torch.float32)
-    found = FusedDominance(pair32, FLOOR, "mean_margin")(tokens.float())
-    assert (found - pair32.mean_margin(tokens.float())).abs().max() <= 1e-5
 
 
-def test_variance_correction_is_indefinite_and_the_fused_form_keeps_its_signs() -> None:
+def test_variance_correction_is_indefinite() -> None:
     """K^-1 S K^-1 - K^-1 is negative for small S, positive for large S, and both in between."""
-    tokens = unit_tokens(100, 64, 99)
-    small, middle, large = (random_pair(0, scale, torch.float64) for scale in (1e-3, 0.3, 30.0))
-    assert set(FusedDominance(small, FLOOR).signs.tolist()) == {-1.0}
-    assert set(FusedDominance(middle, FLOOR).signs.tolist()) == {-1.0, 1.0}
-    assert 1.0 in FusedDominance(large, FLOOR).signs
-    for pair in (small, middle, large):
-        fused = FusedDominance(pair, FLOOR)
-        expected = pair.dominance(tokens, FLOOR)
-        assert (fused(tokens) - expected).abs().max() <= 1e-9
-        if pair is not large:
-            fused.signs = torch.ones_like(fused.signs)
-            assert (fused(tokens) - expected).abs().max() > 1e-2, "the signs matter"
+
+    def signs(scale: float) -> set[float]:
+        _, C = linear_forms(random_pair(0, scale, torch.float64))
+        eigenvalues = torch.linalg.eigvalsh(C)
+        kept = eigenvalues.abs() > 1e-12 * eigenvalues.abs().max()
+        assert int(kept.sum()) <= 32 + 16, "no more directions than inducing tokens"
+        return set(eigenvalues[kept].sign().tolist())
+
+    assert signs(1e-3) == {-1.0}
+    assert signs(0.3) == {-1.0, 1.0}
+    assert 1.0 in signs(30.0)
 
 
-def test_fused_form_needs_no_more_directions_than_inducing_tokens() -> None:
-    fused = FusedDominance(random_pair(0, 1.0, torch.float64), FLOOR)
-    assert fused.weight.shape == (64, 1 + 32 + 16)
-
-
-def test_fused_form_of_covariances_at_the_prior_is_the_margin_over_root_two() -> None:
+def test_covariances_at_the_prior_make_the_dominance_the_margin_over_root_two() -> None:
     pair = random_pair(0, 1.0, torch.float64)
-    for gp in (pair.normal, pair.anomaly):
+    for gp in sparse_gps(pair):
         gp.L.copy_(torch.linalg.cholesky(gp.Z @ gp.Z.mT + JITTER * torch.eye(len(gp.Z)).double()))
     tokens = unit_tokens(50, 64, 5)
     expected = pair.mean_margin(tokens) / 2**0.5
-    assert (FusedDominance(pair, FLOOR)(tokens) - expected).abs().max() <= 1e-10
+    assert (form_dominance(pair, tokens) - expected).abs().max() <= 1e-10
+    assert (pair.dominance(tokens, FLOOR) - expected).abs().max() <= 1e-10
 
 
-def test_fused_form_refuses_the_rbf_kernel() -> None:
+def test_only_the_linear_kernel_has_linear_forms() -> None:
     rbf = random_pair(0, 1.0, torch.float64, spherical_rbf(SIGMA))
-    with pytest.raises(TypeError, match="only the linear kernel"):
-        FusedDominance(rbf, FLOOR)
     mixed = DualGP(random_pair(0, 1.0, torch.float64).normal, rbf.anomaly)
-    with pytest.raises(TypeError, match="only the linear kernel"):
-        FusedDominance(mixed, FLOOR)
+    for pair in (rbf, mixed):
+        assert not has_linear_forms(pair)
+        with pytest.raises(TypeError, match="linear kernel"):
+            linear_forms(pair)
 
 
 def test_summed_variance_is_floored() -> None:
@@ -297,25 +275,22 @@ def test_variance_that_vanishes_or_rounds_below_zero_leaves_finite_dominance(
     assert bool(below.any())
     assert bool(torch.isfinite(found).all())
     assert torch.allclose(found[below], pair.mean_margin(Z)[below] * 1e3, rtol=1e-5)
-    fused = FusedDominance(pair, FLOOR)(Z)
-    assert bool(torch.isfinite(fused).all())
-    assert fused.abs().max() <= pair.mean_margin(Z).abs().max() * 1.001e3
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["linear", "rbf"])
-def test_tokens_that_are_not_finite_are_told_with_causes(name: str, value: float) -> None:
+def test_tokens_that_are_not_finite_are_refused_with_causes(name: str, value: float) -> None:
     Z = unit_tokens(8, 16, 0)
     Z[3, 2] = value
     with pytest.raises(TrainingError, match="cannot be factorised") as caught:
-        SparseGP(Z, kernel_named(name, SIGMA), JITTER)
+        SparseGP(Z, kernel_named(name, SIGMA), JITTER, 0.0, 1.0)
     for cause in ("not finite", "repeat", "dual_gp.jitter"):
         assert cause in str(caught.value)
 
 
 def test_repeated_tokens_need_the_jitter() -> None:
     Z = unit_tokens(1, 16, 0).repeat(8, 1)
-    with pytest.raises(TrainingError, match="remove the copies"):
-        SparseGP(Z, linear, 1e-30)
+    with pytest.raises(TrainingError, match="remove the duplicates"):
+        SparseGP(Z, linear, 1e-30, 0.0, 1.0)
     gp = random_gp(Z, linear, 1)
     assert bool(torch.isfinite(gp(unit_tokens(20, 16, 2)).variance).all())

@@ -7,13 +7,14 @@ import shutil
 import pytest
 import timm
 import torch
-from tests.helpers import random_gp, random_pair, unit_tokens
+from tests.helpers import random_gp, random_pair, sparse_gps, unit_tokens
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cdgp.errors import TrainingError
 from cdgp.method.backbone import Encoder, load_weights
 from cdgp.method.calibration import NormalTail, fit_tail, surprisal
+from cdgp.method.fold import fix_padding, fold_batch_norms
 from cdgp.method.gp import DualGP
 from cdgp.method.graph import (
     DominanceHead,
@@ -23,19 +24,18 @@ from cdgp.method.graph import (
     SurprisalTable,
     TokenHead,
     cosine,
-    fix_padding,
-    fold_batch_norms,
     head_of,
-    upsample_matmul,
 )
-from cdgp.method.kernels import spherical_rbf
+from cdgp.method.kernels import linear, spherical_rbf
 from cdgp.method.network import Network, calibrated
+from cdgp.method.resize import upsample_matmul
 from cdgp.method.student import ReverseStudent
 from cdgp.method.tokens import TokenProjection
 from cdgp.presets import InferenceSettings
 from cdgp.runtimes import TorchRuntime
-from cdgp.training.dataset import WeakDataset
-from cdgp.training.fit import Run, check_inference
+from cdgp.training.dataset import WeakDataset, new_inputs
+from cdgp.training.fit import check_inference
+from cdgp.workflows import Run
 
 LITE = "tf_efficientnet_lite0"
 
@@ -81,15 +81,16 @@ def test_evidence_is_that_of_the_plain_order(
     torch.testing.assert_close(found.pooled, plain.pooled, atol=1e-5, rtol=1e-5)
 
 
-def test_head_against_float64(linear_network: Network) -> None:
+@pytest.mark.parametrize("scale", [0.03, 0.3, 1.0, 3.0])
+def test_head_against_float64(linear_network: Network, scale: float) -> None:
     """Tokens, moments and dominance in float64, from the same features."""
-    head = head_of(linear_network)
+    chosen = copy.deepcopy(linear_network)
+    chosen.gps = random_pair(round(10 * scale), scale, torch.float32)
+    head = head_of(chosen)
     assert isinstance(head, DominanceHead)
     with torch.inference_mode():
-        features = linear_network.encoder(
-            linear_network.encoder.normalise(random_images(2, (64, 96)))
-        )
-        double = copy.deepcopy(linear_network).double()
+        features = chosen.encoder(chosen.encoder.normalise(random_images(2, (64, 96))))
+        double = copy.deepcopy(chosen).double()
         tokens = double.projection([f.double() for f in features])
         expected = double.gps.dominance(tokens.flatten(0, 2), 1e-6).view(tokens.shape[:3])
         found = head(features)
@@ -130,7 +131,7 @@ def test_more_and_fewer_dimensions_than_stages_give(dim: int, groups: int) -> No
 
 def test_head_of_means_that_are_all_zero() -> None:
     gps = random_pair(5, 0.3, torch.float32)
-    for gp in (gps.normal, gps.anomaly):
+    for gp in sparse_gps(gps):
         gp.m.data.zero_()
     plain = network(gps)
     with torch.inference_mode():
@@ -234,7 +235,7 @@ def test_whole_graph_of_a_trained_run(tiny_run: Run) -> None:
         found = InferenceGraph(EvidenceGraph(model.network), model.calibration)(images)
         plain = calibrated(model.network(images), model.calibration, model.settings.input_size)
     torch.testing.assert_close(found.fused, plain.fused, atol=1e-4, rtol=1e-5)
-    torch.testing.assert_close(found.pred_score, torch.sigmoid(plain.logit))
+    torch.testing.assert_close(found.pred_score, plain.pred_score)
     off = (found.surprisal - plain.surprisal).abs()
     assert float(off.max()) <= math.log(2) + 1e-3, "one rank at the end of the tail"
     assert float((off > 0.01).double().mean()) < 0.01
@@ -254,7 +255,7 @@ def test_the_network_itself_stays(linear_network: Network) -> None:
 def test_variance_stays_above_the_least_floor() -> None:
     """Why the dominance head may leave the floor out: jitter / (M + jitter) a function at least."""
     Z = unit_tokens(1, 8, 0).repeat(32, 1)
-    gp = random_gp(Z, random_pair(0, 0.0, torch.float64).normal.kernel, 1, 0.0)  # type: ignore[union-attr]
+    gp = random_gp(Z, linear, 1, 0.0)
     assert float(gp(Z[:1]).variance) == pytest.approx(1e-3 / (32 + 1e-3), rel=1e-3)
 
 
@@ -282,12 +283,12 @@ def test_other_precision_and_mode(tiny_run: Run, inference: dict[str, str]) -> N
 def test_inference_is_checked_before_the_model_is_written(tiny_run: Run) -> None:
     model, cpu = tiny_run.detector.model, torch.device("cpu")
     samples = tiny_run.manifest.weak_split().calibration
-    images = WeakDataset(samples, model.settings.input_size, 65535)
+    images = WeakDataset(samples, new_inputs(model.settings))
     fast = TorchRuntime(model, cpu, InferenceSettings(precision="bfloat16"))
-    told = check_inference(fast, model, images, cpu)
-    assert told["fused"] > 1e-4 and told["decisions_changed"] == 0
-    fast.graph.calibration = model.calibration._replace(
+    moved = check_inference(fast, model, images)
+    assert moved["fused"] > 1e-4 and moved["decisions_changed"] == 0
+    fast.graph.outputs.calibration = model.calibration._replace(
         image=model.calibration.image._replace(intercept=model.calibration.image.intercept + 1)
     )
     with pytest.raises(TrainingError, match=r"bfloat16.*--resume"):
-        check_inference(fast, model, images, cpu)
+        check_inference(fast, model, images)

@@ -272,7 +272,7 @@ def test_student_sees_nothing_but_the_bottleneck() -> None:
 def multiplications(module: torch.nn.Module, *inputs: object) -> int:
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         module(*inputs)
-    return counter.get_total_flops() // 2
+    return int(counter.get_total_flops()) // 2
 
 
 def test_lite_student_costs_at_most_a_fifth_of_two_encoders() -> None:
@@ -291,9 +291,9 @@ def test_paper_network_has_the_papers_63_8_million_parameters() -> None:
     encoder, teacher = Encoder(backbone), Encoder(backbone)
     assert encoder.channels == CHANNELS["paper"]
     tokens = torch.nn.functional.normalize(random(48, 256).float(), dim=1)
-    gps = DualGP(*(SparseGP(Z, linear, 1e-3) for Z in (tokens[:32], tokens[32:])))
+    gps = DualGP(*(SparseGP(Z, linear, 1e-3, 0.0, 1.0) for Z in (tokens[:32], tokens[32:])))
     student = ReverseStudent(encoder.channels, PRESETS["paper"]["student"]["widths"])
     projection = TokenProjection(encoder.channels, 256)
-    network = Network(encoder, projection, gps, teacher, student, 8.0, 1e-6)
+    network = Network(encoder, projection, gps, teacher, student, 8.0, 1e-6, "dominance")
     count = sum(p.numel() for p in network.parameters())
     assert count == pytest.approx(63.8e6, rel=0.02)

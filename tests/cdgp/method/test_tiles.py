@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy.special import logsumexp
-from tests.helpers import Interrupting, assert_same, tiny_settings, weights_of
+from tests.helpers import Interrupting, assert_same, sparse_gps, tiny_settings, weights_of
 from torch import Tensor, nn
 from torch.nn import functional
 from typer.testing import CliRunner
@@ -22,17 +22,19 @@ from cdgp.data.manifest import Manifest
 from cdgp.errors import ModelFileError, SettingsError
 from cdgp.inference import Detector
 from cdgp.method import tiles
+from cdgp.method.build import new_pair, new_projection, pretrained_encoder, seeded
 from cdgp.method.calibration import image_probability
 from cdgp.method.network import Evidence
+from cdgp.metrics.ranking import Measure
 from cdgp.presets import Settings, settings_from_json
 from cdgp.progress import Quiet
 from cdgp.runtimes import TorchRuntime
 from cdgp.training import calibrate, dual_gp, loop, student
 from cdgp.training.calibrate import CalibrationEvidence, fit_calibration
-from cdgp.training.dataset import WeakDataset, seeded
-from cdgp.training.fit import Run, fit
-from cdgp.training.loop import new_fabric
-from cdgp.training.stages import fingerprint, new_images, pretrained, shared_parts
+from cdgp.training.context import new_context, shared_parts, stage_key
+from cdgp.training.dataset import InputCache, WeakDataset, new_inputs
+from cdgp.workflows import Run
+from cdgp.workflows import train_run as fit
 from cdgp_bench.plan import read_plan
 from cdgp_bench.synthetic import make_surface
 
@@ -171,7 +173,7 @@ def test_bands_give_what_the_whole_map_gives(
         torch.rand(1, rows, columns, generator=generator),
         torch.tensor([0.3]),
     )
-    whole = graph.scores(evidence, (4 * rows, 4 * columns))
+    whole = graph.outputs(evidence, (4 * rows, 4 * columns))
     monkeypatch.setattr(tiles, "BAND", band)
     found = tiles.outputs_of(graph, evidence, size)
     for a, b, atol in zip(found[:3], whole[:3], (1e-2, 1e-2, 1e-4), strict=True):
@@ -203,9 +205,11 @@ def test_prediction_keeps_the_images_scale(
 
 def test_calibration_evidence_is_that_of_prediction(tiled_run: Run) -> None:
     """Bit by bit, so that an image at the threshold stays on its side."""
-    dataset = new_images(tiled_run.manifest.weak("calibration"), tiled_run.detector.settings)
+    dataset = WeakDataset(
+        tiled_run.manifest.weak("calibration"), new_inputs(tiled_run.detector.settings)
+    )
     graph = torch_of(tiled_run.detector).graph
-    found = calibrate.collect_evidence(graph.evidence, dataset, torch.device("cpu"), Quiet())
+    found = calibrate.collect_evidence(graph.evidence, dataset, Quiet())
     assert found.sizes == [(96, 80)] * len(dataset)
     for evidence, sample in zip(found.evidence, dataset.samples, strict=True):
         score = tiled_run.detector.predict(sample.image).pred_score
@@ -247,20 +251,19 @@ def new_training(chosen: Settings) -> dual_gp.DualGPTraining:
     """An untrained first stage whose means are not all zero."""
     generator = torch.Generator().manual_seed(5)
     Z = functional.normalize(torch.randn(6, 256, generator=generator), dim=1)
-    gps = dual_gp.new_pair(Z[:4], Z[4:], chosen.dual_gp)
-    for gp in (gps.normal, gps.anomaly):
-        assert isinstance(gp.m, Tensor)
+    gps = new_pair(Z[:4], Z[4:], chosen.dual_gp)
+    for gp in sparse_gps(gps):
         gp.m.data = torch.randn(len(gp.m), generator=generator)
-    encoder = pretrained(chosen)
-    projection = dual_gp.new_projection(encoder, chosen)
+    encoder = pretrained_encoder(chosen)
+    projection = new_projection(encoder, chosen)
     return dual_gp.DualGPTraining(encoder, projection, gps, chosen.dual_gp, 8.0)
 
 
-def test_a_image_is_shown_by_its_window_of_the_largest_margin(surfaces: Manifest) -> None:
+def test_an_image_is_shown_by_its_window_of_the_largest_margin(surfaces: Manifest) -> None:
     chosen = tiled_settings()
-    dataset = new_images(surfaces.weak(None)[:5], chosen)
+    dataset = WeakDataset(surfaces.weak(None)[:5], new_inputs(chosen))
     training = new_training(chosen).train()
-    shown = dual_gp.hardest_windows(dataset, [4, 0, 2], training, torch.device("cpu"))
+    shown = dual_gp.hardest_windows(dataset, [4, 0, 2], training)
     assert not shown.requires_grad
     training.eval()
     best = set()
@@ -280,16 +283,13 @@ def test_a_image_is_shown_by_its_window_of_the_largest_margin(surfaces: Manifest
         assert torch.equal(found, expected)
         best.add(place)
     assert len(best) > 1, "not always the same place"
-    images, labels = dual_gp.weak_batch(
-        dataset, chosen, 0,
-        lambda chosen: dual_gp.hardest_windows(dataset, chosen, training, torch.device("cpu")),
-    )  # fmt: skip
+    images, labels = dual_gp.weak_batch(dataset, chosen, 0, training)
     assert images.shape == (4, 3, 64, 64)
     assert labels.shape == (4,)
 
 
 def test_student_is_shown_one_window_of_each_good_image(surfaces: Manifest) -> None:
-    dataset = new_images(surfaces.weak(None)[:3], tiled_settings())
+    dataset = WeakDataset(surfaces.weak(None)[:3], new_inputs(tiled_settings()))
 
     def drawn(step: int) -> Tensor:
         images, shown = student.drawn_windows(dataset, [0, 1, 2], seeded(0, "windows", step))
@@ -305,7 +305,7 @@ def test_student_is_shown_one_window_of_each_good_image(surfaces: Manifest) -> N
             (place,) = [i for i, one in enumerate(all_of_it) if torch.equal(one, window)]
             seen[index].add(place)
     assert seen == [{0, 1, 2, 3}] * 3
-    plain = WeakDataset(dataset.samples, WINDOW, 65535)
+    plain = WeakDataset(dataset.samples, InputCache(WINDOW, 65535, False))
     images, shown = student.drawn_windows(plain, [2, 0], seeded(0))
     assert shown == [(2, (0, 0)), (0, (0, 0))]
     assert torch.equal(images, plain.batch([2, 0])), "without tiles the whole of each image"
@@ -313,14 +313,17 @@ def test_student_is_shown_one_window_of_each_good_image(surfaces: Manifest) -> N
 
 def test_separation_pools_all_windows(surfaces: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = tiled_settings()
-    dataset = new_images(surfaces.weak(None), chosen)
+    dataset = WeakDataset(surfaces.weak(None), new_inputs(chosen))
     training = new_training(chosen).eval()
     seen: list[Sequence[float]] = []
-    monkeypatch.setattr(
-        dual_gp, "image_auroc", lambda scores, labels: seen.append(scores) or NoValue
-    )
+
+    def keep(scores: Sequence[float], labels: object) -> Measure:
+        seen.append(scores)
+        return Measure(None, "not computed")
+
+    monkeypatch.setattr(dual_gp, "image_auroc", keep)
     with torch.inference_mode():
-        dual_gp.separation_of(dataset, training, new_fabric())
+        dual_gp.separation_of(dataset, training)
         expected = []
         for index in [*dataset.indices(False), *dataset.indices(True)]:
             images = torch.stack(list(tiles.windows(dataset.input(index), WINDOW)))
@@ -329,18 +332,14 @@ def test_separation_pools_all_windows(surfaces: Manifest, monkeypatch: pytest.Mo
     np.testing.assert_allclose(seen[0], expected, atol=1e-5)
 
 
-class NoValue:
-    value = None
-
-
 def test_inducing_tokens_come_from_all_windows(
     surfaces: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = tiled_settings(inducing={"tokens_per_class": 40, "normal": 8, "anomaly": 4})
     weak = surfaces.weak(None)
-    both = new_images((*weak[:2], *weak[-2:]), chosen)  # two of each label
-    encoder = pretrained(chosen)
-    projection = dual_gp.new_projection(encoder, chosen)
+    both = WeakDataset((*weak[:2], *weak[-2:]), new_inputs(chosen))  # two of each label
+    encoder = pretrained_encoder(chosen)
+    projection = new_projection(encoder, chosen)
     held: list[Tensor] = []
 
     def keep(normal: Tensor, anomaly: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
@@ -348,7 +347,7 @@ def test_inducing_tokens_come_from_all_windows(
         return normal, anomaly
 
     monkeypatch.setattr(dual_gp, "inducing_sets", keep)
-    dual_gp.select_inducing(both, encoder, projection, chosen, new_fabric(), Quiet())
+    dual_gp.select_inducing(both, encoder, projection, chosen, new_context(None, None, Quiet()))
     assert [len(tokens) for tokens in held] == [40, 40]
     encoder.eval()
     with torch.inference_mode():
@@ -380,7 +379,7 @@ def test_tile_is_named_only_where_it_is_on() -> None:
     assert "tile" not in shared_parts(plain)
     assert shared_parts(tiled) == shared_parts(plain) | {"tile": True}
     for stage in ("dual_gp", "student"):
-        assert fingerprint(plain, "", stage) != fingerprint(tiled, "", stage)
+        assert stage_key(plain, "", stage) != stage_key(tiled, "", stage)
     text = plain.model_dump_json().replace('"tile":false,', "")
     assert "tile" not in text
     assert settings_from_json(text, "an old file") == plain

@@ -50,6 +50,7 @@ def slow_tokens(projection: TokenProjection, features: list[Tensor]) -> list[lis
     rows, columns = features[0].shape[-2:]
     stages = []
     for phi, feature in zip(projection.phi, features, strict=True):
+        assert isinstance(phi, torch.nn.Conv2d)
         weight = phi.weight[:, :, 0, 0].tolist()
         F = feature[0].permute(1, 2, 0).tolist()
         grid = [
@@ -96,6 +97,7 @@ def test_tokens_have_norm_one_and_do_not_change_with_the_scale_of_a_stage() -> N
 def test_projections_are_orthogonal_before_training(channels: tuple[int, int, int]) -> None:
     """Fewer channels than D keep all dot products; with more, the rows are orthonormal."""
     for phi, count in zip(TokenProjection(channels, 256).phi, channels, strict=True):
+        assert isinstance(phi, torch.nn.Conv2d)
         W = phi.weight[:, :, 0, 0].detach()
         assert W.shape == (256, count)
         gram = W.mT @ W if count <= 256 else W @ W.mT
@@ -106,5 +108,6 @@ def test_projections_are_trained() -> None:
     projection = TokenProjection((3, 5, 6), 4).double()
     features = [random(1, c, s, s, seed=c) for c, s in zip((3, 5, 6), (4, 2, 1), strict=True)]
     projection(features)[..., 0].sum().backward()
-    assert all(phi.weight.grad is not None and phi.weight.grad.any() for phi in projection.phi)
+    for weight in projection.parameters():
+        assert weight.grad is not None and bool(weight.grad.any())
     assert sum(p.numel() for p in projection.parameters()) == 4 * (3 + 5 + 6)

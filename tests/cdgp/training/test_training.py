@@ -14,24 +14,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.helpers import Interrupting, assert_same, tiny_settings, weights_of
+from tests.helpers import (
+    WHITE,
+    Interrupting,
+    assert_same,
+    digested,
+    divided,
+    tiny_settings,
+    weights_of,
+)
 
 from cdgp import artifact
 from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import Manifest, WeakSample
-from cdgp.data.splits import hashed, split
 from cdgp.errors import DataError, NoSeparationError, OutputError, SettingsError
 from cdgp.files import subsample_evenly
-from cdgp.method.calibration import upsample
+from cdgp.method.resize import upsample
 from cdgp.method.student import residual_map, residuals
 from cdgp.metrics.ranking import pixel_auroc
 from cdgp.presets import settings
 from cdgp.progress import Quiet
 from cdgp.training import dual_gp, loop
-from cdgp.training.dataset import WeakDataset, shuffled_stream
-from cdgp.training.fit import Run, fit
-from cdgp.training.loop import new_fabric
-from cdgp.training.stages import student_stage
+from cdgp.training.context import new_context
+from cdgp.training.dataset import InputCache, WeakDataset, new_inputs, shuffled_stream
+from cdgp.training.student import train_student
+from cdgp.workflows import Run
+from cdgp.workflows import train_run as fit
 from cdgp_bench.synthetic import make_dataset, plant_defect
 
 
@@ -68,10 +76,10 @@ def test_interrupted_and_resumed_is_the_same(
     with pytest.raises(KeyboardInterrupt):
         fit(surfaces.root, out, tiny_settings(), progress=Interrupting(phase, after))
     assert not (out / "model.safetensors").exists()
-    assert list((out / "state").glob("*.safetensors"))
+    assert list((out / "checkpoints").glob("*.safetensors"))
     resumed = fit(surfaces.root, out, tiny_settings(), resume=True)
     assert_same(weights_of(tiny_run), weights_of(resumed))
-    assert not (out / "state").exists()
+    assert not (out / "checkpoints").exists()
 
 
 @pytest.mark.slow
@@ -83,13 +91,13 @@ def test_killed_process_resumes_to_the_same(
     code = (
         "import sys; sys.path.insert(0, sys.argv[3]); import torch; torch.set_num_threads(1)\n"
         "from tests.helpers import tiny_settings; from cdgp.training import loop, fit\n"
-        "import time; loop.SAVE_SECONDS = 0.0; save = loop.save_state\n"
-        "loop.save_state = lambda *a: (save(*a), time.sleep(0.5))\n"
+        "import time; loop.SAVE_SECONDS = 0.0; save = loop.save_checkpoint\n"
+        "loop.save_checkpoint = lambda *a: (save(*a), time.sleep(0.5))\n"
         "fit.fit(sys.argv[1], sys.argv[2], tiny_settings())\n"
     )
     arguments = [str(surfaces.root), str(out), str(Path(__file__).parent)]
     process = subprocess.Popen([sys.executable, "-c", code, *arguments])
-    while process.poll() is None and not list(out.glob("state/*.safetensors")):
+    while process.poll() is None and not list(out.glob("checkpoints/*.safetensors")):
         time.sleep(0.02)
     time.sleep(random.uniform(0, 1.5))
     process.send_signal(signal.SIGKILL)
@@ -117,10 +125,10 @@ def test_resumed_run_may_decide_otherwise_but_not_train_otherwise(
 
 
 def test_split_does_not_depend_on_the_order(surfaces: Manifest) -> None:
-    ready = hashed(surfaces)
+    ready = digested(surfaces)
     shuffled = list(ready.samples)
     random.Random(0).shuffle(shuffled)
-    a, b = split(ready, 3), split(replace(ready, samples=tuple(shuffled)), 3)
+    a, b = divided(ready, 3), divided(replace(ready, samples=tuple(shuffled)), 3)
     assert {s.image: s.split for s in a.samples} == {s.image: s.split for s in b.samples}
     assert a.sha256 == b.sha256
 
@@ -136,12 +144,12 @@ def test_run_leaves_its_files(tiny_run: Run) -> None:
     assert config["dual_gp"]["weight_decay"] == 1e-4, "the whole effective configuration"
 
 
-def test_log_holds_the_signs_of_health(tiny_run: Run) -> None:
+def test_log_holds_the_diagnostics(tiny_run: Run) -> None:
     assert tiny_run.folder is not None
     records = [json.loads(line) for line in (tiny_run.folder / "log.jsonl").open()]
-    signs = {"margin_good", "margin_defective", "variance_normal", "variance_anomaly",
+    diagnostics = {"margin_good", "margin_defective", "variance_normal", "variance_anomaly",
              "token_cosine"}  # fmt: skip
-    assert any(signs <= record.keys() for record in records)
+    assert any(diagnostics <= record.keys() for record in records)
 
 
 def test_model_file_round_trip(tiny_run: Run, surfaces: Manifest) -> None:
@@ -167,7 +175,7 @@ def test_no_separation_ends_with_advice_and_no_model(
     chosen = tiny_settings(
         dual_gp={"steps": 1, "batch_size": 4, "no_separation": "stop"},
     )
-    with pytest.raises(NoSeparationError, match=r"do not separate.*Try, in this order"):
+    with pytest.raises(NoSeparationError, match=r"are not separable.*Try, in this order"):
         fit(surfaces.root, tmp_path / "run", chosen)
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
@@ -270,14 +278,15 @@ def test_shuffled_stream_shows_everything_once_an_epoch_and_continues() -> None:
     assert shuffled_stream([4], 0, 3, seed=0, key="x") == [4, 4, 4]
 
 
-def test_evenly_is_bounded_and_keeps_the_ends() -> None:
+def test_subsample_evenly_is_bounded_and_keeps_the_ends() -> None:
     assert subsample_evenly(range(10), 20) == list(range(10))
     assert len(subsample_evenly(range(1000), 64)) == 64
     assert subsample_evenly(range(1000), 64)[0] == 0
 
 
 def test_balanced_batches_are_half_defective(surfaces: Manifest) -> None:
-    dataset = WeakDataset(split(hashed(surfaces), 0).weak("train"), (64, 64), 65535)
+    samples = divided(digested(surfaces), 0).weak("train")
+    dataset = WeakDataset(samples, InputCache((64, 64), 65535, False))
     for step in range(5):
         chosen = dual_gp.batch_indices(dataset, "balanced", 7, step, seed=0)
         assert int(dataset.defective[chosen].sum()) == 3
@@ -288,27 +297,27 @@ def test_images_beyond_the_cache_are_the_same(
     surfaces: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples = surfaces.weak(None)[:4]
-    cached = WeakDataset(samples, (64, 64), 65535).batch([0, 1, 2, 3])
+    cached = WeakDataset(samples, InputCache((64, 64), 65535, False)).batch([0, 1, 2, 3])
     monkeypatch.setattr("cdgp.training.dataset.CACHE_BYTES", 0)
-    bare = WeakDataset(samples, (64, 64), 65535)
+    bare = WeakDataset(samples, InputCache((64, 64), 65535, False))
     assert torch.equal(bare.batch([0, 1, 2, 3]), cached)
-    assert not bare._cache
+    assert not bare.inputs._kept
 
 
 @pytest.mark.slow
 def test_student_reconstructs_normal_images_and_fails_on_defects(tmp_path: Path) -> None:
     """Residual AUROC-P at least 0.9 on planted defects; a student that copies cannot pass."""
-    manifest = split(hashed(make_dataset(tmp_path, good=60, defective=12, size=(128, 128))), 0)
+    manifest = divided(digested(make_dataset(tmp_path, good=60, defective=12, size=(128, 128))), 0)
     chosen = settings("lite", input_size=(128, 128), student={"steps": 150})
-    teacher, student = student_stage(
-        manifest.weak_split(), chosen, new_fabric(), None, lambda r: None, Quiet()
-    )
+    fit_images = [s for s in manifest.weak_split().fit if not s.defective]
+    dataset = WeakDataset(fit_images, new_inputs(chosen))
+    teacher, student, _ = train_student(dataset, chosen, new_context(None, None, Quiet()), "")
     maps: dict[str, list[np.ndarray]] = {"student": [], "copy": []}
     masks = []
     for index, sample in enumerate(s for s in manifest.samples if not s.defective):
         if sample.split == "fit":
             continue
-        pixels, mask = plant_defect(read_image(sample.image), np.random.default_rng(index))
+        pixels, mask = plant_defect(read_image(sample.image, WHITE), np.random.default_rng(index))
         with torch.inference_mode():
             features = teacher(teacher.normalise(to_input(pixels, (128, 128))[None]))
             rebuilt = student(features[2], [(f.shape[-2], f.shape[-1]) for f in features])
@@ -325,7 +334,7 @@ def test_student_reconstructs_normal_images_and_fails_on_defects(tmp_path: Path)
 MEMORY = """
 import re, torch
 from pathlib import Path
-from cdgp.training.loop import keep_freed_memory, return_freed_memory
+from cdgp.training.context import keep_freed_memory, return_freed_memory
 
 def resident():
     return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
@@ -343,9 +352,9 @@ print(kept, resident() - start)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps memory")
 def test_freed_memory_is_kept_for_training_and_returned_for_collecting() -> None:
-    told = subprocess.run(  # the switches are the process's own
+    printed = subprocess.run(  # the switches are the process's own
         [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True
     ).stdout
-    kept, returned = map(int, told.split())
+    kept, returned = map(int, printed.split())
     assert kept > 200  # MiB, of a tensor of 256
     assert returned < 50

@@ -1,19 +1,18 @@
 """What the stages do with their pieces, against loops and NumPy written from the equations."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.helpers import tiny_settings
+from tests.helpers import digested, divided, tiny_settings
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cdgp.data.manifest import Manifest
-from cdgp.data.splits import hashed, split
 from cdgp.method.gp import DualGP, SparseGP
 from cdgp.method.kernels import linear
 from cdgp.method.network import Evidence
@@ -21,10 +20,10 @@ from cdgp.presets import Settings, settings
 from cdgp.progress import Quiet
 from cdgp.training import calibrate, dual_gp, student
 from cdgp.training.calibrate import CalibrationEvidence, fit_calibration
-from cdgp.training.dataset import WeakDataset
-from cdgp.training.dual_gp import DualGPTraining, jittered
-from cdgp.training.loop import cosine, new_fabric, run_stage
-from cdgp.training.stages import dual_gp_samples, fingerprint, pretrained
+from cdgp.training.context import new_context, stage_key
+from cdgp.training.dataset import WeakDataset, new_inputs
+from cdgp.training.dual_gp import DualGPTraining, dual_gp_samples, jittered
+from cdgp.training.loop import Stage, cosine, run_stage
 
 JITTER = 1e-3
 WEIGHTS = (2.0, 3.0, 5.0)
@@ -51,7 +50,7 @@ class Tokens(nn.Module):
 def random_gp(M: int, seed: int) -> SparseGP:
     generator = torch.Generator().manual_seed(seed)
     Z = torch.randn(M, 6, generator=generator, dtype=torch.float64)
-    gp = SparseGP(functional.normalize(Z, dim=1), linear, JITTER).requires_grad_(False)
+    gp = SparseGP(functional.normalize(Z, dim=1), linear, JITTER, 0.0, 1.0).requires_grad_(False)
     gp.m.copy_(torch.randn(M, generator=generator, dtype=torch.float64))
     gp.L.copy_(torch.randn(M, M, generator=generator, dtype=torch.float64))
     return gp
@@ -70,7 +69,8 @@ def test_training_loss_is_equation_13(defective: list[bool]) -> None:
     """Loops over images and tokens; three different weights, so that none can stand in for
     another."""
     images = torch.randn(4, 6, 3, 2, generator=torch.Generator().manual_seed(4)).double()
-    gps = DualGP(random_gp(5, 1), random_gp(3, 2))
+    normal_gp, anomaly_gp = random_gp(5, 1), random_gp(3, 2)
+    gps = DualGP(normal_gp, anomaly_gp)
     chosen = settings(
         "paper", dual_gp={"loss_weights": WEIGHTS, "margin": 0.7, "epsilon": 1e-2}
     ).dual_gp
@@ -82,8 +82,8 @@ def test_training_loss_is_equation_13(defective: list[bool]) -> None:
         margins, normal, anomaly = [], [], []
         for token in image.reshape(6, -1).T:
             t = token / np.linalg.norm(token)
-            mu_N, var_N = moments_of_one(gps.normal, t)
-            mu_A, var_A = moments_of_one(gps.anomaly, t)
+            mu_N, var_N = moments_of_one(normal_gp, t)
+            mu_A, var_A = moments_of_one(anomaly_gp, t)
             margins.append(mu_A - mu_N)
             normal.append(mu_N / (math.sqrt(var_N) + 1e-2))
             anomaly.append(mu_A / (math.sqrt(var_A) + 1e-2))
@@ -101,30 +101,22 @@ def test_training_loss_is_equation_13(defective: list[bool]) -> None:
     assert float(found) == pytest.approx(float(expected), rel=1e-9)
 
 
-Captured = dict[str, Any]
-
-
-def captured(monkeypatch: pytest.MonkeyPatch, module: Any, run: Callable[[], object]) -> Captured:
+def captured(monkeypatch: pytest.MonkeyPatch, module: Any, run: Callable[[], object]) -> Stage:
     """What a stage hands to the loop, which does not run."""
-    found: Captured = {}
+    found: list[Stage] = []
 
-    def take(
-        name: str, fabric: Any, trained: Any, optimizer: Any, steps: int, factor: Any,
-        batch: Any, *rest: Any,
-    ) -> None:  # fmt: skip
-        found.update(module=trained, optimizer=optimizer, steps=steps, factor=factor, batch=batch)
+    def take(stage: Stage, context: object) -> float:
+        found.append(stage)
+        return 0.0
 
     monkeypatch.setattr(module, "run_stage", take)
     run()
-    return found
+    (stage,) = found
+    return stage
 
 
 def images_of(manifest: Manifest, part: str | None, chosen: Settings) -> WeakDataset:
-    return WeakDataset(manifest.weak(part), chosen.input_size, chosen.data.white_level)
-
-
-def no_log(record: Mapping[str, Any]) -> None:
-    pass
+    return WeakDataset(manifest.weak(part), new_inputs(chosen))
 
 
 def test_dual_gp_optimiser_spares_inducing_values_and_stem(
@@ -134,26 +126,28 @@ def test_dual_gp_optimiser_spares_inducing_values_and_stem(
         dual_gp={"learning_rate": 3e-5, "inducing_learning_rate": 7e-4, "weight_decay": 0.02,
                  "no_separation": "flag", "steps": 11}
     )  # fmt: skip
-    encoder = pretrained(chosen)
     dataset = images_of(surfaces, None, chosen)
     found = captured(monkeypatch, dual_gp, lambda: dual_gp.train_dual_gp(
-        dataset, encoder, chosen, new_fabric(), "", None, no_log, Quiet()))  # fmt: skip
-    trunk, inducing = found["optimizer"].param_groups
+        dataset, chosen, new_context(None, None, Quiet()), ""))  # fmt: skip
+    training: Any = found.module
+    encoder = training.encoder
+    trunk, inducing = found.optimizer.param_groups
     assert (trunk["lr"], trunk["weight_decay"]) == (3e-5, 0.02)
     assert (inducing["lr"], inducing["weight_decay"]) == (7e-4, 0.0)
-    gps = found["module"].gps
+    gps = training.gps
     values = [p for gp in (gps.normal, gps.anomaly) for p in (gp.m, gp.L)]
     assert {id(p) for p in inducing["params"]} == {id(p) for p in values}
     stem = {id(p) for module in encoder.stem() for p in module.parameters()}
-    projections = [id(p) for p in found["module"].projection.parameters()]
+    projections = [id(p) for p in training.projection.parameters()]
     rest = {id(p) for p in encoder.parameters()} - stem
     assert stem
     assert projections
     assert {id(p) for p in trunk["params"]} == rest | set(projections)
-    assert found["steps"] == 11
-    assert (found["factor"](0), found["factor"](11)) == (1, pytest.approx(0.05))
+    assert found.steps == 11
+    assert found.lr_lambda(0) == 1
+    assert found.lr_lambda(11) == pytest.approx(0.05)
 
-    images, labels = found["batch"](0)
+    images, labels = found.batch(0)
     raw = torch.stack([dataset.input(i) for i in range(len(dataset))])
     for image, label in zip(images, labels, strict=True):
         # Jitter moves brightness and contrast, which leave the correlation with the original.
@@ -163,7 +157,7 @@ def test_dual_gp_optimiser_spares_inducing_values_and_stem(
         assert not torch.equal(raw[nearest], image), "colour jitter is on"
 
 
-def test_jitter_of_brightness_is_one_factor_a_image_within_its_strength() -> None:
+def test_jitter_of_brightness_is_one_factor_an_image_within_its_strength() -> None:
     images = torch.rand(64, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * 0.8
     factors = jittered(images, (0.12, 0, 0, 0), 0, 5) / images
     spread = factors.flatten(1).amax(1) - factors.flatten(1).amin(1)
@@ -180,24 +174,24 @@ def test_student_trains_on_good_images_with_its_rate_and_decay(
     chosen = tiny_settings(student={"steps": 9, "learning_rate": 2e-4, "weight_decay": 0.03,
                                     "final_learning_rate": 1e-6, "batch_size": 3})  # fmt: skip
     good = [s for s in surfaces.weak(None) if not s.defective]
-    dataset = WeakDataset(good, chosen.input_size, chosen.data.white_level)
-    teacher = pretrained(chosen)
+    dataset = WeakDataset(good, new_inputs(chosen))
+    context = new_context(None, None, Quiet())
     found = captured(monkeypatch, student, lambda: student.train_student(
-        dataset, teacher, chosen, new_fabric(), "", None, no_log, Quiet()))  # fmt: skip
-    (group,) = found["optimizer"].param_groups
+        dataset, chosen, context, ""))  # fmt: skip
+    training: Any = found.module
+    teacher = training.target._teacher
+    (group,) = found.optimizer.param_groups
     assert (group["lr"], group["weight_decay"]) == (2e-4, 0.03)
-    assert {id(p) for p in group["params"]} == {id(p) for p in found["module"].student.parameters()}
-    assert (found["factor"](0), found["factor"](9)) == (1, pytest.approx(1e-6 / 2e-4))
+    assert {id(p) for p in group["params"]} == {id(p) for p in training.student.parameters()}
+    assert found.lr_lambda(0) == 1
+    assert found.lr_lambda(9) == pytest.approx(1e-6 / 2e-4)
     assert not any(p.requires_grad for p in teacher.parameters())
-    clean, corrupted, _ = found["batch"](0)
+    clean, corrupted, _ = found.batch(0)
     raw = teacher.normalise(torch.stack([dataset.input(i) for i in range(len(dataset))]))
     assert all(any(torch.equal(image, r) for r in raw) for image in clean)
     assert not torch.equal(clean, corrupted)
     with pytest.raises(ValueError, match="good images only"):
-        student.train_student(
-            images_of(surfaces, None, chosen), teacher, chosen, new_fabric(), "", None,
-            no_log, Quiet(),
-        )  # fmt: skip
+        student.train_student(images_of(surfaces, None, chosen), chosen, context, "")
 
 
 def test_rates_fall_along_the_cosine_to_their_share() -> None:
@@ -216,15 +210,16 @@ def test_rates_fall_along_the_cosine_to_their_share() -> None:
             rates.append([group["lr"] for group in optimizer.param_groups])
             return self.inner(x).sum(), {}
 
-    run_stage("x", new_fabric(), Watched(), optimizer, 8, cosine(8, 0.05),
-              lambda step: (torch.ones(1, 1),), "", None, no_log, Quiet())  # fmt: skip
+    stage = Stage("x", Watched(), optimizer, 8, cosine(8, 0.05),
+                  lambda step: (torch.ones(1, 1),), "", "x.safetensors")  # fmt: skip
+    run_stage(stage, new_context(None, None, Quiet()))
     shares = [0.05 + 0.95 * (1 + math.cos(math.pi * step / 8)) / 2 for step in range(8)]
     assert rates == [[pytest.approx(s), pytest.approx(0.1 * s)] for s in shares]
     assert cosine(8, 0.05)(8) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("tail_pixels", [37, 10_000])
-def test_calibration_looks_at_good_images_alone(tail_pixels: int) -> None:
+def test_calibration_uses_good_images_alone(tail_pixels: int) -> None:
     """Defective maps are absurd; statistics and tail of the good ones are NumPy's."""
     generator = torch.Generator().manual_seed(1)
     defective = torch.tensor([False, True, False, False, True])
@@ -260,12 +255,13 @@ def test_calibration_looks_at_good_images_alone(tail_pixels: int) -> None:
     picked = np.sort([U[i * U.size // count] for i in range(count)])
     np.testing.assert_allclose(found.tail.scores.numpy(), picked, atol=1e-4)
     assert found.image.centre == pytest.approx(0.0), "the median of the good ones"
-    assert (found.fusion_weight, found.image_weight) == (0.3, pytest.approx(1 / 3))
+    assert found.fusion_weight == 0.3
+    assert found.image_weight == pytest.approx(1 / 3)
 
 
 def test_dual_gp_takes_the_calibration_images_or_leaves_them(surfaces: Manifest) -> None:
     """Seen: fit and calibration; held out: fit alone."""
-    manifest = split(hashed(surfaces), 0)
+    manifest = divided(digested(surfaces), 0)
     parts = {p: {s.image for s in manifest.of(p)} for p in ("fit", "calibration", "test")}
     for images, expected in (
         ("seen", parts["fit"] | parts["calibration"]),
@@ -275,30 +271,30 @@ def test_dual_gp_takes_the_calibration_images_or_leaves_them(surfaces: Manifest)
         assert {s.image for s in dual_gp_samples(manifest.weak_split(), chosen)} == expected
 
 
-def test_a_state_of_other_weights_is_not_taken(tmp_path: Path) -> None:
-    """The stage's fingerprint holds what a weights file contains, not only its name."""
+def test_a_checkpoint_of_other_weights_is_not_used(tmp_path: Path) -> None:
+    """The stage's key holds what a weights file contains, not only its name."""
     path = tmp_path / "model.safetensors"
     chosen = settings(backbone={"weights": str(path)})
     path.write_bytes(b"one")
-    first = fingerprint(chosen, "", "dual_gp")
+    first = stage_key(chosen, "", "dual_gp")
     path.write_bytes(b"two")
-    assert fingerprint(chosen, "", "dual_gp") != first
+    assert stage_key(chosen, "", "dual_gp") != first
 
 
 def test_evidence_is_collected_in_order(surfaces: Manifest) -> None:
     chosen = tiny_settings()
     dataset = images_of(surfaces, None, chosen)
 
-    def network(images: Tensor) -> Evidence:
-        mean = images.mean((1, 2, 3))
-        return Evidence(mean[:, None, None], -mean[:, None, None], mean)
+    class Means(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = nn.Parameter(torch.zeros(1))
 
-    found = calibrate.collect_evidence(
-        network,  # type: ignore[arg-type]
-        dataset,
-        torch.device("cpu"),
-        Quiet(),
-    )
+        def forward(self, images: Tensor) -> Evidence:
+            mean = images.mean((1, 2, 3))
+            return Evidence(mean[:, None, None], -mean[:, None, None], mean)
+
+    found = calibrate.collect_evidence(Means(), dataset, Quiet())  # type: ignore[arg-type]
     means = [float(dataset.input(i).mean()) for i in range(len(dataset))]
     assert found.pooled.tolist() == pytest.approx(means, abs=1e-6)
     assert torch.equal(found.defective, dataset.defective)

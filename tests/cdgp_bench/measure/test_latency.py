@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from cdgp.runtimes import TorchRuntime
-from cdgp.training.fit import Run
+from cdgp.workflows import Run
 from cdgp_bench.measure.latency import stages
 
 

@@ -8,8 +8,8 @@ import torch
 from tests.cdgp_bench.helpers import tiny_variant_settings
 from tests.helpers import tiny_settings
 
+from cdgp.method.build import pretrained_encoder
 from cdgp.progress import Quiet
-from cdgp.training.stages import pretrained
 from cdgp_bench.grid import Variant
 from cdgp_bench.methods import classifier
 from cdgp_bench.methods.classifier import Classifier, class_activation, grad_cam
@@ -19,7 +19,7 @@ from cdgp_bench.protocol import Prepared
 def test_grad_cam_is_the_gradient_weighted_map() -> None:
     """Against its definition: channels weighted by their mean gradient, summed, cut at zero."""
     torch.manual_seed(0)
-    model = Classifier(pretrained(tiny_settings())).eval()
+    model = Classifier(pretrained_encoder(tiny_settings())).eval()
     with torch.no_grad():
         model.linear.weight.normal_()
     image = torch.rand(1, 3, 64, 96)

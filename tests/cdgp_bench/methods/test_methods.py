@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.cdgp_bench.helpers import tiny_options, tiny_variant_settings
+from tests.helpers import WHITE
 
 from cdgp.data.images import read_image, to_input
 from cdgp.progress import Quiet
@@ -37,7 +38,7 @@ def test_methods_score_every_image_and_train_once(
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")} == checkpoints
     np.testing.assert_allclose(again[0].anomaly_map, scored[0].anomaly_map, atol=1e-6)
     network, predict = fitted.pipeline()
-    predict(to_input(read_image(paths[0]), chosen.input_size)[None])
+    predict(to_input(read_image(paths[0], WHITE), chosen.input_size)[None])
     assert sum(p.numel() for p in network.parameters()) > 10_000
     for size, expected in ((None, "native"), (chosen.input_size, "input")):
         row = score_test(fitted, prepared.manifest, size, details=True)

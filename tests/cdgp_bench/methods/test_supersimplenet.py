@@ -9,12 +9,12 @@ import pytest
 import torch
 from scipy.ndimage import gaussian_filter
 from tests.cdgp_bench.helpers import tiny_options
-from tests.helpers import tiny_settings
+from tests.helpers import WHITE, tiny_settings
 from torch.nn.functional import interpolate
 
 from cdgp.data.images import read_image, to_input
+from cdgp.method.build import pretrained_encoder
 from cdgp.progress import Quiet
-from cdgp.training.stages import pretrained
 from cdgp_bench.methods import supersimplenet as ssn
 from cdgp_bench.protocol import Prepared
 
@@ -64,7 +64,7 @@ def test_noise_stays_inside_its_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """On good images, inside the mask, and nowhere else."""
     torch.manual_seed(0)
     options = tiny_options("supersimplenet", Path()).model_copy(update={"noise": 5.0})
-    model = ssn.SuperSimpleNet(pretrained(tiny_settings()), options)
+    model = ssn.SuperSimpleNet(pretrained_encoder(tiny_settings()), options)
     seen: list[torch.Tensor] = []
     score = model.logits
 
@@ -128,7 +128,7 @@ def test_supersimplenet_map_is_blurred_at_the_input_size(
     (scored,) = fitted.score([path])
     network: Any = fitted.pipeline().network
     with torch.inference_mode():
-        image = to_input(read_image(path), chosen.input_size)[None]
+        image = to_input(read_image(path, WHITE), chosen.input_size)[None]
         logits = network.logits(network.adaptor(network.features(image))).position
         spread = interpolate(logits, (64, 64), mode="bilinear")[0, 0].numpy()
     expected = gaussian_filter(spread, 4.0, mode="mirror", truncate=3.0)

@@ -15,8 +15,8 @@ from tests.helpers import tiny_settings
 
 from cdgp.data.manifest import WeakSample
 from cdgp.errors import NotRunError, SettingsError
+from cdgp.method.build import pretrained_encoder
 from cdgp.progress import Quiet
-from cdgp.training.stages import pretrained
 from cdgp_bench.grid import METHODS
 from cdgp_bench.methods import draem, efficientad, padim, patchcore, rd4ad
 from cdgp_bench.methods import through_anomalib as through
@@ -64,7 +64,7 @@ def test_anomalib_gets_good_images_only_and_its_scores_arrive_unchanged(
     (scored,) = fitted.score([image])
     file = tmp_path / "image.png"
     Image.fromarray(through.eight_bit(image, shown).permute(1, 2, 0).numpy()).save(file)
-    module = THROUGH[name].build(pretrained(chosen), shown, options)
+    module = THROUGH[name].build(pretrained_encoder(chosen), shown, options)
     (kept,) = (tmp_path / "a").rglob(f"{name}.safetensors")
     module.load_state_dict(load_file(kept))
     engine = Engine(default_root_dir=tmp_path / "engine", accelerator="cpu", devices=1)
@@ -245,7 +245,7 @@ def _interrupting() -> Any:
 
 
 def test_rd4ad_reconstructs_the_stages_of_any_backbone() -> None:
-    encoder = pretrained(tiny_settings())
+    encoder = pretrained_encoder(tiny_settings())
     stages = [torch.randn(2, c, 96 // s, 64 // s) for c, s in zip(encoder.channels, (4, 8, 16),
                                                                   strict=True)]  # fmt: skip
     back = rd4ad.Decoder(encoder.channels)(rd4ad.Bottleneck(encoder.channels)(stages))

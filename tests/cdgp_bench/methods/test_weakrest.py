@@ -7,8 +7,8 @@ import torch
 from tests.cdgp_bench.helpers import tiny_options
 from tests.helpers import tiny_settings
 
-from cdgp.training.dataset import WeakDataset
-from cdgp.training.stages import pretrained
+from cdgp.method.build import pretrained_encoder
+from cdgp.training.dataset import WeakDataset, new_inputs
 from cdgp_bench.methods import weakrest
 from cdgp_bench.protocol import Prepared
 
@@ -23,7 +23,7 @@ def test_weakrest_residual_is_the_distance_to_the_nearest_that_it_remembers() ->
     """Against a loop over memory entries, positions included."""
     torch.manual_seed(0)
     options = tiny_options("weakrest", Path()).model_copy(update={"memory": 7})
-    model = weakrest.Residuals(pretrained(tiny_settings()), options)
+    model = weakrest.Residuals(pretrained_encoder(tiny_settings()), options)
     model.scale.uniform_(1, 3)
     images = torch.rand(2, 3, 64, 64)
     model.memory = model.placed(model.features(images)).flatten(0, 1)[::19]
@@ -43,8 +43,8 @@ def test_weakrest_residual_is_the_distance_to_the_nearest_that_it_remembers() ->
 
 def test_weakrest_remembers_positions_that_it_has_seen(prepared: Prepared) -> None:
     chosen, options = tiny_settings(), tiny_options("weakrest", Path())
-    model = weakrest.Residuals(pretrained(chosen), options)
-    images = WeakDataset(prepared.weak.train, chosen.input_size, 65535)
+    model = weakrest.Residuals(pretrained_encoder(chosen), options)
+    images = WeakDataset(prepared.weak.train, new_inputs(chosen))
     good = images.batch(images.indices(defective=False))
     weakrest.fill_memory(model, list(torch.split(good, 1)), 0)
     everything = model.placed(model.features(good)).flatten(0, 1)
@@ -55,7 +55,9 @@ def test_weakrest_remembers_positions_that_it_has_seen(prepared: Prepared) -> No
 
 def test_weakrest_guesses_are_those_of_the_flipped_image_turned_back() -> None:
     torch.manual_seed(0)
-    model = weakrest.WeakREST(pretrained(tiny_settings()), tiny_options("weakrest", Path())).eval()
+    model = weakrest.WeakREST(
+        pretrained_encoder(tiny_settings()), tiny_options("weakrest", Path())
+    ).eval()
     away = torch.rand(1, 8, 6, len(model.residuals.scale))
     across = torch.sigmoid(model.logits(away.flip(2))).flip(2)
     down = torch.sigmoid(model.logits(away.flip(1))).flip(1)

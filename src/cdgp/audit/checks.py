@@ -1,0 +1,226 @@
+"""The single checks of a data set: files, masks, shortcuts, balance, and the split."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+from scipy.stats import mannwhitneyu
+from sklearn.metrics import roc_auc_score
+
+from cdgp.audit.types import Finding, Severity, Shortcut, count
+from cdgp.data.images import fitting_white_level
+from cdgp.data.manifest import Manifest
+from cdgp.data.scan import ImageStats, Scan
+from cdgp.data.splits import CLASSES, split
+from cdgp.errors import DataError
+from cdgp.presets import DataSettings
+
+SHORTCUT = 0.9
+"""A trivial fact with an AUROC above this is a warning."""
+CHANCE = 0.01
+"""Its Mann-Whitney p-value must be below this: a few images are separable by luck."""
+COPIED_TOGETHER = 3600.0
+"""Seconds. Files that all changed within this time were copied together: their times mean nothing.
+"""
+INVERTED = 0.9
+"""A mask that marks at least this share of its image may be inverted."""
+GREY_LEVELS = 16
+"""A mask with more levels than this was blurred or compressed."""
+FEW = {False: 20, True: 10}
+"""With fewer groups of a class than this, probabilities and thresholds are coarse."""
+TOO_FEW = 3
+"""With fewer groups of a class than this, none can be set aside for both calibration and test."""
+SHOWN = 5
+"""Details that the text of a finding lists."""
+TIME = "time of change"
+
+MASKS: dict[str, tuple[Severity, str]] = {
+    "mask_missing": ("note", "defective without a mask: used for the image metrics alone"),
+    "mask_empty": ("warning", "defective with an empty mask: used for the image metrics alone"),
+    "mask_on_good": ("warning", "good with a mask that marks something: the label is used"),
+    "mask_inverted": ("warning", "with a mask that marks nearly all of it; cdgp inverts no mask"),
+    "mask_grey": ("warning", "with a mask of many grey levels, cut at half of the largest"),
+    "mask_union": ("note", "with several masks, which are joined"),
+}
+
+
+def unreadable(scan: Scan) -> Iterable[Finding]:
+    """Images that cannot be used, with the reasons."""
+    if scan.unreadable:
+        yield Finding(
+            "broken", "error",
+            f"{count(len(scan.unreadable), 'image')} cannot be used: "
+            + "; ".join(str(error) for _, error in scan.unreadable),
+            tuple((scan.manifest.name(sample.image),) for sample, _ in scan.unreadable),
+        )  # fmt: skip
+
+
+def files(manifest: Manifest, stats: Sequence[ImageStats], white_level: int) -> Iterable[Finding]:
+    """Transparency, and the scale of 16-bit values."""
+    clear = tuple((manifest.name(s.sample.image),) for s in stats if s.file.transparent)
+    if clear:
+        yield Finding(
+            "transparent", "warning",
+            f"{count(len(clear), 'image')} with transparent pixels, which are shown over black",
+            clear,
+        )  # fmt: skip
+    deep = [s for s in stats if s.file.bits == 16]
+    largest = max((s.file.largest for s in deep), default=white_level)
+    fitting = fitting_white_level(largest)
+    if fitting < white_level:
+        yield Finding(
+            "dark_16_bit", "warning",
+            f"none of the {count(len(deep), '16-bit image')} exceeds {largest}, so they are nearly "
+            f"black while {white_level} means white; if the camera has fewer bits, set "
+            f"data.white_level={fitting}",
+            tuple((manifest.name(s.sample.image),) for s in deep),
+        )  # fmt: skip
+
+
+def masks(manifest: Manifest, stats: Sequence[ImageStats]) -> Iterable[Finding]:
+    """Masks that contradict the label, mark too much, or are stored in an odd way."""
+    found: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    details: dict[str, list[str]] = defaultdict(list)
+    any_mask = any(s.sample.masks for s in stats)
+    for s in stats:
+        names = tuple(manifest.name(path) for path in (s.sample.image, *s.sample.masks))
+        for kind, detail in _odd_masks(s, names[1:]) if s.sample.masks else ():
+            found[kind].append(names)
+            details[kind] += [detail] if detail else []
+        if any_mask and s.sample.defective and not s.sample.masks:
+            found["mask_missing"].append(names)
+    for kind, (severity, text) in MASKS.items():
+        if found[kind]:
+            listed = details[kind][:SHOWN] + ["…"] * (len(details[kind]) > SHOWN)
+            more = f" ({'; '.join(listed)})" if listed else ""
+            counted = count(len(found[kind]), "image")
+            yield Finding(kind, severity, f"{counted} {text}{more}", tuple(found[kind]))
+
+
+def _odd_masks(s: ImageStats, names: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """(kind, detail) of what is odd about the masks of one image."""
+    for name, facts in zip(names, s.masks, strict=True):
+        if facts.cut and facts.levels > GREY_LEVELS:
+            yield "mask_grey", f"{name}: {facts.levels} levels"
+    if s.sample.defective and not s.marked_share:
+        yield "mask_empty", ""
+    if not s.sample.defective and s.marked_share:
+        yield "mask_on_good", ""
+    if s.marked_share >= INVERTED:
+        share = f"{100 * s.marked_share:.0f} %"
+        yield "mask_inverted", f"{names[0]}: {share} of the image is marked, inverted?"
+    if len(s.masks) > 1:
+        yield "mask_union", ""
+
+
+def shortcuts(stats: Sequence[ImageStats]) -> list[Shortcut]:
+    """How well each trivial fact predicts the label, the strongest first.
+
+    Facts that do not vary are left out. Exact duplicates count once: repeated, they would make a
+    difference of one image look certain.
+    """
+    stats = list({s.sample.pixel_sha256: s for s in stats}.values())
+    defective = np.array([s.sample.defective for s in stats], np.bool_)
+    if not 0 < defective.sum() < len(defective):
+        return []
+    found = []
+    for fact, listed in _facts(stats).items():
+        values = np.array(listed, np.float64)
+        if values.min() == values.max():
+            continue
+        auroc = float(roc_auc_score(defective, values))
+        of_good, of_defective = values[~defective], values[defective]
+        found.append(Shortcut(
+            fact,
+            max(auroc, 1 - auroc),
+            float(mannwhitneyu(of_good, of_defective).pvalue),
+            float(np.median(of_good)),
+            float(np.median(of_defective)),
+        ))  # fmt: skip
+    return sorted(found, key=lambda s: -s.auroc)
+
+
+def _facts(stats: Sequence[ImageStats]) -> dict[str, list[float]]:
+    """Facts that have nothing to do with the part, each with its value by image."""
+    facts: dict[str, list[float]] = {
+        "brightness": [s.brightness for s in stats],
+        "contrast": [s.contrast for s in stats],
+        "saturation": [s.saturation for s in stats],
+        "width": [s.width for s in stats],
+        "height": [s.height for s in stats],
+        "aspect ratio": [s.width / s.height for s in stats],
+        "file size": [s.file_bytes for s in stats],
+        "bits a channel": [s.file.bits for s in stats],
+    }
+    for kind in sorted({s.file.format for s in stats}):
+        facts[f"file type {kind}"] = [float(s.file.format == kind) for s in stats]
+    modified = [s.modified for s in stats]
+    if max(modified) - min(modified) > COPIED_TOGETHER:
+        facts[TIME] = modified
+    return facts
+
+
+def shortcut_findings(found: Iterable[Shortcut]) -> Iterable[Finding]:
+    """A warning for each fact that predicts the label, and not by chance."""
+    for s in found:
+        if s.auroc > SHORTCUT and s.p_value < CHANCE:
+            yield Finding(
+                "shortcut", "warning",
+                f"{s.fact} alone distinguishes good from defective (AUROC {s.auroc:.3f}; median "
+                f"{format_value(s.fact, s.good)} of good, {format_value(s.fact, s.defective)} of "
+                "defective images): a model would learn that instead of the defect. Take the "
+                "images of both bins in the same way, or make them equal in this",
+            )  # fmt: skip
+
+
+def format_value(fact: str, value: float) -> str:
+    """A value of a fact for reading: times as dates."""
+    if fact == TIME:
+        return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M} UTC"
+    return f"{value:.4g}"
+
+
+def balance(manifest: Manifest) -> Iterable[Finding]:
+    """Whether there are enough groups of each class to train, calibrate and test on."""
+    for label, word in CLASSES.items():
+        samples = [s for s in manifest.samples if s.defective == label and s.split != "test"]
+        groups = len({s.group or s.pixel_sha256 for s in samples})
+        if not samples:
+            continue
+        if groups < TOO_FEW:
+            yield Finding(
+                "too_few", "warning",
+                f"{count(groups, 'group')} of {word} images outside test: too few to set some "
+                "aside for calibration and test, so probabilities are calibrated on the training "
+                "images and cannot be tested. Add images",
+            )  # fmt: skip
+        elif groups < FEW[label]:
+            yield Finding(
+                "few", "note",
+                f"{count(groups, 'group')} of {word} images outside test: below {FEW[label]} "
+                "probabilities and thresholds are coarse",
+            )  # fmt: skip
+        if not label and groups >= TOO_FEW and "calibration" not in manifest.counts():
+            yield _least_budget(manifest, len(samples))
+
+
+def _least_budget(manifest: Manifest, good: int) -> Finding:
+    """The least bound on false rejects that the good images outside test allow."""
+    data = DataSettings()
+    kept = 1 if manifest.of("test") else 1 - data.test_fraction
+    calibrating = max(1, round(good * kept * data.calibration_fraction))
+    return Finding(
+        "false_reject_budget", "note",
+        f"with the default fractions about {calibrating} good images are set aside for "
+        f"calibration: --max-false-rejects can be {1 / (calibrating + 1):.2g} or more",
+    )  # fmt: skip
+
+
+def unusable_split(manifest: Manifest) -> Iterable[Finding]:
+    """An error where training could not use the labels and splits."""
+    data = DataSettings()
+    try:
+        split(manifest, 0, data.test_fraction, data.calibration_fraction, needed=("fit",))
+    except DataError as error:
+        yield Finding("no_split", "error", str(error).removeprefix(f"{manifest.root}: "))

@@ -1,0 +1,79 @@
+"""Options and arguments of the commands, as annotated types."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+# Arguments
+
+Data = Annotated[
+    Path,
+    typer.Argument(help="Folder with good/ and defective/, or a CSV manifest (image,label,…)."),
+]
+Model = Annotated[Path, typer.Argument(help="model.safetensors, or the folder of a run.")]
+Images = Annotated[list[Path], typer.Argument(help="Images, or folders of images.")]
+
+# Folders
+
+RunFolder = Annotated[Path, typer.Option("--out", help="Folder of the run.")]
+ResultsFolder = Annotated[Path, typer.Option("--out", help="Folder for the results.")]
+ReportFolder = Annotated[
+    Path | None, typer.Option("--out", help="Folder for scores, overlays and report.")
+]
+CheckFolder = Annotated[
+    Path | None, typer.Option("--out", help="Folder for check.json and check.html.")
+]
+Groups = Annotated[
+    Path | None,
+    typer.Option(help="CSV manifest to write, near duplicates in one group.", metavar="FILE"),
+]
+
+# The data
+
+Good = Annotated[str | None, typer.Option(help="Name of the folder of good images.")]
+Defective = Annotated[str | None, typer.Option(help="Name of the folder of defective images.")]
+WhiteLevel = Annotated[
+    int | None, typer.Option(help="The value that means white in 16-bit files; 65535.")
+]
+
+# Settings
+
+Preset = Annotated[str | None, typer.Option(help="lite (default) or paper.", metavar="lite|paper")]
+InputSize = Annotated[
+    str | None,
+    typer.Option(help="Size that images are resized to; multiples of 16.", metavar="HxW"),
+]
+Tile = Annotated[
+    bool,
+    typer.Option(
+        "--tile",
+        help="Cut images into overlapping windows of --input-size at their own resolution, "
+        "instead of resizing them to it; prediction then does the same.",
+    ),
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of split and training.")]
+MaxFalseRejects = Annotated[
+    float | None,
+    typer.Option(
+        help="Largest share of good parts that may be rejected, for example 0.01; keeps the "
+        "calibration images out of training."
+    ),
+]
+Weights = Annotated[
+    str | None, typer.Option(help="Backbone weights: hub, bundled or a .safetensors file.")
+]
+Config = Annotated[
+    Path | None, typer.Option(help="Settings: a TOML file, or the config.json of a run.")
+]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", help="Change one setting.", metavar="KEY=VALUE")
+]
+
+# How to run
+
+SaveMaps = Annotated[bool, typer.Option(help="Also write the raw maps, float16 .npy.")]
+Resume = Annotated[bool, typer.Option(help="Go on with what is unfinished in --out.")]
+Overwrite = Annotated[bool, typer.Option(help="Replace what an earlier call left in --out.")]
+Strict = Annotated[bool, typer.Option(help="Warnings make the exit code 1.")]
+Quiet = Annotated[bool, typer.Option(help="No progress bars.")]

@@ -1,0 +1,93 @@
+"""The files of scored images: overlay, record and map of each at once, then tables and report."""
+
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdgp.evaluation import ScoredImage, write_scores
+from cdgp.files import atomic_write, printable, write_text
+from cdgp.inference import Detector, Prediction
+from cdgp.report.galleries import Thumbnails
+from cdgp.report.html import TrainingFacts, write_report
+from cdgp.report.overlay import output_name, write_overlay
+from cdgp.run_folder import MAPS, METRICS, OVERLAYS, REPORT, SCORES
+
+
+class ResultFiles:
+    """Writes the results of one scoring into a folder.
+
+    Args:
+        folder: of the results.
+        detector: that scores the images.
+        save_maps: whether to write the raw maps too.
+        keep: images whose thumbnails the report will show in any case.
+    """
+
+    def __init__(
+        self, folder: Path, detector: Detector, save_maps: bool, keep: Collection[Path] = ()
+    ) -> None:
+        self.folder = folder
+        self._detector = detector
+        self._save_maps = save_maps
+        self._thumbnails = Thumbnails(detector, keep)
+
+    def add(self, row: ScoredImage, pixels: NDArray[np.float32], prediction: Prediction) -> None:
+        """Write the files of one image: overlay, record and, where asked for, its map.
+
+        Args:
+            row: of the image.
+            pixels: HWC float32 RGB in [0, 1].
+            prediction: of these pixels.
+
+        Raises:
+            OutputError: the place cannot be written.
+        """
+        name = output_name(row.name)
+        overlays = self.folder / OVERLAYS
+        write_overlay(overlays / f"{name}.png", pixels, prediction, self._detector.colour_scale)
+        record = {
+            "image": printable(row.name),
+            "pred_score": row.pred_score,
+            "pred_label": "defective" if row.pred_label else "good",
+            "threshold": self._detector.threshold,
+            "size": list(prediction.anomaly_map.shape),
+            "regions": [asdict(region) for region in row.regions],
+        }
+        write_text(overlays / f"{name}.json", json.dumps(record, indent=1) + "\n")
+        if self._save_maps:
+            place = self.folder / MAPS / f"{name}.npy"
+            with atomic_write(place) as temporary, temporary.open("wb") as file:
+                np.save(file, prediction.anomaly_map.astype(np.float16))
+        self._thumbnails.add(row, pixels, prediction)
+
+    def write_tables(self, rows: Iterable[ScoredImage], metrics: dict[str, Any] | None) -> None:
+        """Write ``scores.csv``, and ``metrics.json`` where there are metrics.
+
+        Raises:
+            OutputError: the place cannot be written.
+        """
+        write_scores(self.folder / SCORES, rows)
+        if metrics is not None:
+            write_text(self.folder / METRICS, json.dumps(metrics, indent=2) + "\n")
+
+    def write_report(
+        self,
+        rows: Collection[ScoredImage],
+        metrics: dict[str, Any] | None,
+        computed_on: str,
+        training: TrainingFacts | None = None,
+    ) -> None:
+        """Write ``report.html``; arguments as `html.write_report`.
+
+        Raises:
+            OutputError: the place cannot be written.
+        """
+        write_report(
+            self.folder / REPORT, self.folder.name, self._detector, rows, metrics, computed_on,
+            training, self._thumbnails,
+        )  # fmt: skip

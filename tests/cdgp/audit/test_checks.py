@@ -1,0 +1,133 @@
+"""The single checks: files, masks, shortcuts, balance, and what training refuses."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+from sklearn.metrics import roc_auc_score
+from tests.helpers import audited, load_folder, save_image, surface, two_bins
+
+from cdgp.audit.findings import Audit, Finding
+from cdgp.data.manifest import Manifest, read_csv
+
+DAY = 86_400
+
+
+def kinds(found: Audit) -> dict[str, Finding]:
+    return {f.kind: f for f in found.findings}
+
+
+def test_what_training_would_refuse_is_an_error(tmp_path: Path) -> None:
+    for i in range(6):
+        save_image(tmp_path / f"train/good/{i}.png", surface(i))
+        save_image(tmp_path / f"test/{'good' if i < 3 else 'scratch'}/{i}.png", surface(20 + i))
+    save_image(tmp_path / "ground_truth/scratch/3_mask.png", np.zeros((60, 64), np.uint8))
+    found = audited(load_folder(tmp_path))
+    assert found.counts == {"test": (3, 3), "train": (6, 0)}
+    assert "fit has no defective image" in kinds(found)["no_split"].text
+    only = Manifest(tmp_path, tuple(s for s in load_folder(tmp_path).samples if not s.defective))
+    assert kinds(audited(only))["no_split"].severity == "error"
+
+
+def test_twelve_bits_in_their_own_range_are_not_dark(tmp_path: Path) -> None:
+    two_bins(tmp_path)
+    deep = surface(0).astype(np.uint16) * 16
+    for i in range(2):
+        tifffile.imwrite(tmp_path / f"good/deep{i}.tif", deep + i, bitspersample=12)
+    assert "dark_16_bit" not in kinds(audited(load_folder(tmp_path)))
+    tifffile.imwrite(tmp_path / "good/deep0.tif", deep)
+    assert kinds(audited(load_folder(tmp_path)))["dark_16_bit"].images == (("good/deep0.tif",),)
+
+
+def test_masks_that_contradict_or_are_stored_oddly(tmp_path: Path) -> None:
+    two_bins(tmp_path)
+    spot = np.zeros((60, 64), np.uint8)
+    spot[10:20, 10:30] = 255
+    other = np.zeros((60, 64), np.uint8)
+    other[30:40, 5:9] = 255
+    for name, mask in (
+        ("00", spot), ("01_mask", spot), ("01_mask_2", other), ("02/a", spot), ("02/b", other),
+        ("03", spot * 0), ("04", 255 - spot * 0), ("11", spot),
+    ):  # fmt: skip
+        save_image(tmp_path / f"masks/{name}.png", mask)
+    manifest = load_folder(tmp_path)
+    masks = {manifest.name(s.image): len(s.masks) for s in manifest.samples if s.masks}
+    assert masks == {"defective/00.png": 1, "defective/01.png": 2, "defective/02.png": 2,
+                     "defective/03.png": 1, "defective/04.png": 1, "good/11.png": 1}  # fmt: skip
+    found = kinds(audited(manifest))
+    assert [names[0] for names in found["mask_union"].images] == [
+        "defective/01.png", "defective/02.png",
+    ]  # fmt: skip
+    expected = {"mask_missing": "defective/05.png", "mask_empty": "defective/03.png",
+                "mask_on_good": "good/11.png", "mask_inverted": "defective/04.png"}  # fmt: skip
+    assert {kind: found[kind].images[0][0] for kind in expected} == expected
+    manifest.write_csv(tmp_path / "manifest.csv")
+    assert read_csv(tmp_path / "manifest.csv") == manifest
+
+
+def test_a_mask_that_is_turned(tmp_path: Path) -> None:
+    two_bins(tmp_path)
+    save_image(tmp_path / "masks/00.png", np.zeros((64, 60), np.uint8))
+    found = kinds(audited(load_folder(tmp_path)))["broken"]
+    assert found.severity == "error" and "turned by 90°" in found.text
+    assert found.images == (("defective/00.png",),)
+
+
+def test_transparency(tmp_path: Path) -> None:
+    grey = surface(50)
+    alpha = np.full_like(grey, 255)
+    save_image(two_bins(tmp_path) / "good/opaque.png", np.dstack([grey, grey, grey, alpha]))
+    assert "transparent" not in kinds(audited(load_folder(tmp_path)))
+    alpha[0, 0] = 254
+    save_image(tmp_path / "good/clear.png", np.dstack([grey, grey, grey, alpha]))
+    assert kinds(audited(load_folder(tmp_path)))["transparent"].images == (("good/clear.png",),)
+
+
+def test_shortcuts_are_scikit_learns_auroc(tmp_path: Path) -> None:
+    """Brighter, larger, newer, of another type: each of these is found, and nothing else."""
+    rng = np.random.default_rng(0)
+    for i in range(24):
+        defective = i >= 14
+        grey = surface(i, (60, 64 + (8 if defective or i == 0 else 0)))
+        grey = (grey * (0.6 if defective else 1.0)).astype(np.uint8)
+        folder, kind = ("defective", "bmp") if defective else ("good", "png")
+        path = save_image(tmp_path / f"{folder}/{i}.{kind}", grey)
+        then = 1_700_000_000 + (DAY if defective else 0) + float(rng.uniform(0, 3600))
+        os.utime(path, (then, then))
+    manifest = load_folder(tmp_path)
+    found = audited(manifest)
+    by_fact = {s.fact: s for s in found.shortcuts}
+    label = [s.defective for s in manifest.samples]
+    pixels = [np.asarray(Image.open(s.image).convert("RGB"), float) for s in manifest.samples]
+    for fact, values in (
+        ("brightness", [p.mean() for p in pixels]),
+        ("contrast", [p.mean(2).std() for p in pixels]),
+        ("width", [p.shape[1] for p in pixels]),
+        ("time of change", [s.image.stat().st_mtime for s in manifest.samples]),
+        ("file type BMP", [s.image.suffix == ".bmp" for s in manifest.samples]),
+    ):
+        auroc = roc_auc_score(label, values)
+        assert by_fact[fact].auroc == pytest.approx(max(auroc, 1 - auroc)), fact
+    assert "height" not in by_fact and "saturation" not in by_fact  # they do not vary
+    warned = {f.text.split(" alone")[0] for f in found.findings if f.kind == "shortcut"}
+    assert warned >= {"brightness", "width", "time of change", "file type BMP"}
+
+
+def test_few_images_are_separable_by_luck(tmp_path: Path) -> None:
+    for i in range(4):
+        save_image(
+            tmp_path / f"{'good' if i < 2 else 'defective'}/{i}.png", (surface(i) // (1 + i // 2))
+        )
+    found = audited(load_folder(tmp_path))
+    assert max(s.auroc for s in found.shortcuts) == 1
+    assert "shortcut" not in kinds(found) and kinds(found)["too_few"].severity == "warning"
+
+
+def test_times_of_a_folder_copied_at_once_mean_nothing(tmp_path: Path) -> None:
+    two_bins(tmp_path)
+    for i, path in enumerate(sorted(tmp_path.rglob("*.png"), key=lambda p: p.parent.name)):
+        os.utime(path, (1_700_000_000 + i, 1_700_000_000 + i))
+    assert "time of change" not in {s.fact for s in audited(load_folder(tmp_path)).shortcuts}

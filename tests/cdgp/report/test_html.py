@@ -1,0 +1,169 @@
+"""The report: what it shows, and that odd input does not break it."""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.cdgp.report.stubs import ROWS, Page, StubDetector, on_disk
+
+from cdgp.evaluation import ScoredImage, image_metrics, pixel_metrics
+from cdgp.report.html import TrainingFacts, format_metrics, training_charts, write_report
+
+
+def test_undefined_metrics_are_a_dash_with_their_reason() -> None:
+    (shown,) = format_metrics(
+        {"escape": None, "escape_reason": "no defective image"}, {"escape": "words"}
+    )
+    assert (shown.name, shown.value, shown.reason) == ("Escape", "–", "no defective image")
+    (zero,) = format_metrics({"overkill": 0.0}, {"overkill": "words"})
+    assert (zero.value, zero.reason) == ("0.0 %", None)
+
+
+def test_training_charts_take_the_later_of_two_equal_steps_and_leave_out_nonsense() -> None:
+    log: list[dict[str, Any]] = [
+        {"stage": "Dual GP", "step": 0, "loss": 99.0, "margin_good": 0.1},
+        {"stage": "Dual GP", "step": 0, "loss": 1.0, "margin_good": 0.1, "margin_defective": 0.2},
+        {"stage": "Dual GP", "step": 10, "loss": float("nan"), "margin_good": None},
+        {"stage": "Dual GP", "separation": 0.9},
+        {"stage": "Reverse student", "step": 0, "loss": 0.5},
+    ]
+    captions = dict(training_charts(log))
+    assert list(captions) == ["Dual GP: margins", "Dual GP: loss", "Reverse student: loss"]
+    assert "99" not in captions["Dual GP: loss"]
+
+
+@dataclass
+class Written:
+    page: Page
+    size: int
+
+
+def write(
+    tmp_path: Path,
+    rows: Sequence[ScoredImage],
+    metrics: dict[str, Any] | None,
+    detector: StubDetector | None = None,
+    training: TrainingFacts | None = None,
+) -> Written:
+    out = tmp_path / "out" / "report.html"
+    write_report(out, "Line <2>", detector or StubDetector(), rows, metrics, "7 images", training)
+    assert [p.name for p in out.parent.iterdir()] == [out.name]
+    return Written(Page(out), out.stat().st_size)
+
+
+def evaluated(rows: Sequence[ScoredImage], detector: StubDetector) -> dict[str, Any]:
+    metrics = image_metrics(rows, detector) | pixel_metrics([], [], [])
+    return metrics | {"notes": {"defective_without_mask": [r.name for r in rows if r.defective]}}
+
+
+def test_report_of_labelled_images(tmp_path: Path) -> None:
+    detector = StubDetector(notes=("a single defective image",), bound=0.05)
+    rows = [on_disk(tmp_path, f"{r.name}.png", r.pred_score, r.defective) for r in ROWS]
+    log = [{"stage": "Dual GP", "step": s, "loss": 1 / (s + 1), "margin_good": 0.0} for s in (0, 9)]
+    written = write(tmp_path, rows, evaluated(rows, detector), detector,
+                    TrainingFacts(log, {"fit": (20, 10)}))  # fmt: skip
+    page = written.page
+    assert page.tags[0] == ("html", {"lang": "en"})
+    assert "Line <2>" in page.text
+    assert "4 good, 3 defective" in page.text
+    assert "with a probability of at most 5 %" in page.text
+    assert "2 of 4 good parts rejected" in page.text
+    assert "2 of 3 defective parts passed" in page.text
+    assert "Undefined: no marked pixel." in page.text
+    assert "Calibration: a single defective image." in page.text
+    assert "Defective without a mask" in page.text
+    assert "Most wrong" in page.text
+    assert "Dual GP: margins" in page.text
+    assert '"input_size": [ 64, 64 ]' in page.text
+    assert '{"torch": "2.9"}' in page.text
+    images = page.all("img", "src")
+    assert len(images) == 2 * (2 + 2 + 7 + 7)
+    assert all(source.startswith("data:image/jpeg;base64,") for source in images)
+    assert all(page.all("img", "alt"))
+    counts = [int(count) for count in page.all("rect", "data-count")]
+    assert sum(counts) == len(rows)
+    assert written.size < 1_000_000
+
+
+def test_report_needs_nothing_from_outside(tmp_path: Path) -> None:
+    rows = [on_disk(tmp_path, "a.png", 0.9, True), on_disk(tmp_path, "b.png", 0.1, False)]
+    page = write(tmp_path, rows, evaluated(rows, StubDetector())).page
+    assert not re.search(r"https?://", page.source)
+    assert not re.search(r"@import|url\((?!#)", page.source)
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object"}
+    assert set(page.all("a", "href")) == {"../a.png", "../b.png"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows refuses these names")
+def test_report_escapes_names(tmp_path: Path) -> None:
+    names = ["<b>&\"'.png", "[x] {{ 7*7 }} %20#?.png", "🔩 ü.png", os.fsdecode(b"byte\xff.png")]
+    rows = [on_disk(tmp_path, f"sub/{name}", 0.9) for name in names]
+    page = write(tmp_path, rows, None).page
+    shown = [*names[:3], "byte\\udcff.png"]
+    for name in shown:
+        assert f"sub/{name}" in page.text
+        assert f"Image sub/{name}" in page.all("img", "alt")
+    links = {unquote_to_bytes(link) for link in page.all("a", "href")}
+    assert links == {b"../sub/" + os.fsencode(name) for name in names}
+    assert all(re.fullmatch(r"[\w./%~-]+", link) for link in page.all("a", "href"))
+
+
+def test_report_without_labels_shows_no_errors(tmp_path: Path) -> None:
+    rows = [on_disk(tmp_path, f"{i}.png", 0.1 * i) for i in range(9)]
+    page = write(tmp_path, rows, None).page
+    assert "· computed on 7 images A part" in page.text
+    assert re.search(r"Images ?9 Called defective ?3 Called good ?6", page.text)
+    assert "Most doubtful" in page.text
+    assert "Most wrong" not in page.text
+    assert "perfect" not in page.text
+    assert "labelled" not in page.text
+    assert sum(map(int, page.all("rect", "data-count"))) == 9
+
+
+def test_missing_and_broken_images_are_listed_and_skipped(tmp_path: Path) -> None:
+    rows = [on_disk(tmp_path, f"{i}.png", 0.9) for i in range(3)]
+    rows[0].path.unlink()
+    rows[1].path.write_bytes(b"")
+    page = write(tmp_path, rows, None).page
+    assert page.text.count("Not shown: there is no such file.") == 2  # once a gallery
+    assert page.text.count("Not shown: is empty (0 bytes).") == 2
+    assert len(page.all("img", "src")) == 2 * 2
+
+
+@pytest.mark.parametrize("scores", [[], [0.5], [1.0, 1.0], [0.0, 1.0]])
+def test_report_of_few_or_extreme_scores(tmp_path: Path, scores: list[float]) -> None:
+    rows = [on_disk(tmp_path, f"{i}.png", score) for i, score in enumerate(scores)]
+    page = write(tmp_path, rows, None).page
+    assert sum(map(int, page.all("rect", "data-count"))) == len(scores)
+    assert not re.search(r"\b(nan|inf)\b", page.source)
+
+
+def test_one_class_alone(tmp_path: Path) -> None:
+    rows = [on_disk(tmp_path, f"{i}.png", 0.1 * i, False) for i in range(3)]
+    page = write(tmp_path, rows, evaluated(rows, StubDetector())).page
+    assert "Undefined: no defective image." in page.text
+    assert "None: every defective part was rejected." not in page.text
+
+
+def test_full_galleries_of_noise_stay_small(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = []
+    for i in range(40):
+        made = on_disk(tmp_path, f"{i}.png", (i % 20) / 20 + 0.02, i >= 20)
+        Image.fromarray(rng.integers(0, 256, (320, 320, 3), np.uint8)).save(made.path)
+        rows.append(replace(made, regions=()))
+    assert write(tmp_path, rows, evaluated(rows, StubDetector())).size < 2_700_000
+
+
+def test_settings_in_the_page_are_the_settings(tmp_path: Path) -> None:
+    page = write(tmp_path, [], None).page
+    source = page.source.split("<pre>")[1].split("</pre>")[0].replace("&#34;", '"')
+    assert json.loads(source) == StubDetector().settings.model_dump(mode="json")

@@ -1,36 +1,20 @@
-"""Random damage against every door that takes foreign files; `benchmarks/fuzz.py` throws more."""
+"""Random damage against every parser of foreign input; `cdgp_bench.studies.fuzzing` does more."""
 
-import importlib.util
 import json
 import logging
 import math
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tests.helpers import ROOT
 
 from cdgp import artifact
 from cdgp.errors import ModelFileError
 from cdgp.workflows import Run
-
-SCRIPT = ROOT / "src/cdgp_bench/studies/fuzzing.py"
-
-
-@pytest.fixture(scope="module")
-def fuzz() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("fuzz", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fuzz"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["fuzz"]
+from cdgp_bench.studies.fuzzing import fuzz, input_parsers
 
 
 def changed(model: Path, folder: Path, key: str, change: Callable[[Any], None]) -> Path:
@@ -74,13 +58,12 @@ def test_model_files_with_impossible_contents(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "door", ["pictures", "masks", "mask pairing", "manifest", "settings", "model"]
+    "name", ["images", "masks", "mask pairing", "manifest", "settings", "model"]
 )
-def test_doors_give_a_result_or_one_of_our_errors(
-    fuzz: ModuleType, tmp_path: Path, door: str, caplog: pytest.LogCaptureFixture
+def test_parsers_give_a_result_or_one_of_our_errors(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
-    (tmp_path / "tree").mkdir()
-    seeds, take = fuzz.doors(tmp_path, door)[door]
-    answers = fuzz.hammer(seeds, take, 100)
-    assert answers.total() >= 100 and answers["taken"] and len(answers) > 1
+    seeds, parse = input_parsers(tmp_path, name)[name]
+    outcomes = fuzz(seeds, parse, 100)
+    assert outcomes.total() >= 100 and outcomes["taken"] and len(outcomes) > 1

@@ -49,8 +49,8 @@ def handle_errors(command: Callable[P, None]) -> Callable[P, None]:
         except KeyboardInterrupt as stop:
             warn(
                 str(stop)
-                or "interrupted; finished work is kept: go on with --resume (train, predict) or with "
-                "the same command (benchmark)"
+                or "interrupted; finished work is kept: train and predict go on with --resume, "
+                "benchmark with the same command"
             )
             raise typer.Exit(INTERRUPTED) from None
 

@@ -15,17 +15,16 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from cdgp.training.stages import pretrained
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cdgp.data.manifest import WeakSplit
 from cdgp.method.backbone import Encoder
+from cdgp.method.build import pretrained_encoder, seeded
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.dataset import seeded
-from cdgp.training.loop import new_fabric
+from cdgp.training.context import new_fabric
 from cdgp_bench.methods import Fitted
 from cdgp_bench.methods.common import fitted_network, train_on_labels
 
@@ -58,7 +57,7 @@ class Classifier(nn.Module):
 
 
 class Logit(nn.Module):
-    """The trained classifier as the Grad-CAM package wants one: images to logits (B, 1)."""
+    """The trained classifier in the form of the Grad-CAM package: images to logits (B, 1)."""
 
     def __init__(self, classifier: Classifier) -> None:
         super().__init__()
@@ -104,34 +103,36 @@ def grad_cam(classifier: Classifier, image: Tensor) -> tuple[NDArray[np.float32]
     return raw[0].astype(np.float32), probability
 
 
-def fit_cam(data: WeakSplit, settings: Settings, states: Path, progress: Progress) -> Fitted:
+def fit_cam(data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress) -> Fitted:
     """The classifier with its class activation map."""
-    return _fit(data, settings, states, progress, class_activation)
+    return _fit(data, settings, checkpoints, progress, class_activation)
 
 
-def fit_grad_cam(data: WeakSplit, settings: Settings, states: Path, progress: Progress) -> Fitted:
+def fit_grad_cam(
+    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress
+) -> Fitted:
     """The same classifier with Grad-CAM."""
-    return _fit(data, settings, states, progress, grad_cam)
+    return _fit(data, settings, checkpoints, progress, grad_cam)
 
 
 def _fit(
-    data: WeakSplit, settings: Settings, states: Path, progress: Progress, mapper: Mapper
+    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, mapper: Mapper
 ) -> Fitted:
     """Train on fit and calibration images; ``dual_gp.learning_rate`` is the classifier's."""
-    fabric = new_fabric()
-    encoder = pretrained(settings)
+    device = new_fabric().device
+    encoder = pretrained_encoder(settings)
     encoder.freeze_stem()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeded(settings.seed, "classifier").initial_seed())
         classifier = Classifier(encoder)
-    classifier.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    classifier.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     s = settings.dual_gp
     trained = [p for p in classifier.parameters() if p.requires_grad]
     groups = [{"params": trained, "lr": s.learning_rate, "weight_decay": s.weight_decay}]
     seconds = train_on_labels(
-        "classifier", classifier, groups, data, settings, fabric, states, progress
+        "classifier", classifier, groups, data, settings, checkpoints, progress
     )
     return fitted_network(
-        classifier, functools.partial(mapper, classifier), settings, fabric.device, seconds,
+        classifier, functools.partial(mapper, classifier), settings, device, seconds,
         True, {"learning_rate": s.learning_rate},
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What adapters of networks share: training on weak batches, scoring files one by one."""
+"""What the adapters share: training on weak batches, checkpoints, scoring files one by one."""
 
 import hashlib
 import json
@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from cdgp.training.stages import dual_gp_samples, fingerprint, shared_parts
-from lightning_fabric import Fabric
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,12 +17,13 @@ from cdgp.data.manifest import WeakSplit
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.dataset import WeakDataset
-from cdgp.training.dual_gp import weak_batch
-from cdgp.training.loop import cosine, json_log, run_stage
+from cdgp.training.context import new_context, shared_parts, stage_key
+from cdgp.training.dataset import WeakDataset, new_inputs
+from cdgp.training.dual_gp import dual_gp_samples, weak_batch
+from cdgp.training.loop import Stage, cosine, run_stage
 from cdgp_bench.methods import Fitted, MethodOptions, Pipeline, Scored
 
-Run = Callable[[Tensor], tuple[NDArray[np.float32], float]]
+Predict = Callable[[Tensor], tuple[NDArray[np.float32], float]]
 """An input (1, 3, H, W) in [0, 1], on the network's device, to a map (h, w) and an image score."""
 
 
@@ -34,44 +33,40 @@ def train_on_labels(
     groups: list[dict[str, Any]],
     data: WeakSplit,
     settings: Settings,
-    fabric: Fabric,
-    states: Path,
+    checkpoints: Path,
     progress: Progress,
 ) -> float:
     """Train a model on the batches, for the steps and at the schedule of the Dual GP, resumably.
 
     Args:
-        name: of the method, for its state and its progress.
-        model: on the device; called with images and labels, returns the loss and signs. Left in
-            evaluation mode.
+        name: of the method, for its checkpoint and its progress.
+        model: called with images and labels, returns the loss and diagnostics; left in evaluation
+            mode.
         groups: parameter groups of AdamW.
         data: what to train on.
         settings: of the run.
-        fabric: device and backward pass.
-        states: folder of states.
-        progress: where to tell the progress.
+        checkpoints: folder of checkpoints.
+        progress: where to show the progress.
 
     Returns:
         The seconds that it took.
     """
     s = settings.dual_gp
-    samples = dual_gp_samples(data, settings)
-    images = WeakDataset(samples, settings.input_size, settings.data.white_level)
-    mark = fingerprint(settings, data.sha256, "dual_gp")
-    signs: dict[str, Any] = {}
-    run_stage(
-        name, fabric, model, torch.optim.AdamW(groups), s.steps,
-        cosine(s.steps, s.final_learning_rate),
-        lambda step: weak_batch(images, settings, step), f"{name} {mark}",
-        states / f"{name}-{mark[:16]}" / f"{name}.safetensors", signs.update, progress,
+    images = WeakDataset(dual_gp_samples(data, settings), new_inputs(settings))
+    key = stage_key(settings, data.sha256, "dual_gp")
+    stage = Stage(
+        name, model, torch.optim.AdamW(groups), s.steps, cosine(s.steps, s.final_learning_rate),
+        lambda step: weak_batch(images, settings, step), f"{name} {key}", f"{name}.safetensors",
     )  # fmt: skip
+    context = new_context(checkpoints / f"{name}-{key[:16]}", None, progress)
+    seconds = run_stage(stage, context)
     model.eval()
-    return float(signs["seconds"])
+    return seconds
 
 
 def fitted_network(
     network: nn.Module,
-    run: Run,
+    predict: Predict,
     settings: Settings,
     device: torch.device,
     seconds: float,
@@ -83,34 +78,36 @@ def fitted_network(
     def score(paths: Sequence[Path]) -> Iterator[Scored]:
         for path in paths:
             image = read_image(path, settings.data.white_level)
-            values, image_score = run(to_input(image, settings.input_size)[None].to(device))
+            values, image_score = predict(to_input(image, settings.input_size)[None].to(device))
             yield Scored((image.shape[0], image.shape[1]), values, image_score)
 
-    return Fitted(score, seconds, probability, facts, lambda: Pipeline(network, run))
+    return Fitted(score, seconds, probability, facts, lambda: Pipeline(network, predict))
 
 
-def state_of(
+def cache_key_of(
     name: str,
     options: MethodOptions,
     sha256: str,
     settings: Settings,
-    states: Path,
     without: tuple[str, ...] = (),
-) -> tuple[str, Path]:
-    """Digest of all that decides a method's weights, and where they lie.
+) -> str:
+    """Digest of all that decides a method's weights.
 
     Args:
         name: of the method.
         options: its own.
         sha256: of the images that it may train on.
         settings: of the row.
-        states: folder of states.
-        without: settings among the shared ones that it does not use.
+        without: shared settings that it does not use.
     """
     shared = {k: v for k, v in shared_parts(settings).items() if k not in without}
     decides = [name, options.decides(), sha256, settings.calibration.pictures, shared]
-    mark = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-    return mark, states / f"{name}-{mark[:16]}" / f"{name}.safetensors"
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+
+def checkpoint_of(name: str, cache_key: str, checkpoints: Path) -> Path:
+    """The file of a method's weights; the name of its folder holds the key."""
+    return checkpoints / f"{name}-{cache_key[:16]}" / f"{name}.safetensors"
 
 
 def neighbourhoods(encoder: Encoder, images: Tensor, stages: Sequence[int], scale: int) -> Tensor:
@@ -137,41 +134,33 @@ def neighbourhoods(encoder: Encoder, images: Tensor, stages: Sequence[int], scal
 
 
 def train_with_curve(
-    name: str,
-    fabric: Fabric,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    steps: int,
-    factor: Callable[[int], float],
-    batch: Callable[[int], tuple[Any, ...]],
-    kept: tuple[str, Path],
-    progress: Progress,
+    stage: Stage, checkpoints: Path, progress: Progress
 ) -> tuple[list[list[float]], float]:
-    """``run_stage`` with its log beside the state that ``state_of`` names; returns the curve."""
-    mark, state = kept
-    log = state.with_name("log.jsonl")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    run_stage(
-        name, fabric, model, optimizer, steps, factor, batch, mark, state, json_log(log), progress
-    )
-    model.eval()
-    return learning_curve(log)
+    """``run_stage`` with its log beside its checkpoint; the module is left in evaluation mode.
+
+    Returns:
+        The learning curve, and the seconds that it took.
+    """
+    file = checkpoint_of(stage.name, stage.cache_key, checkpoints)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    log = file.with_name("log.jsonl")
+    seconds = run_stage(stage, new_context(file.parent, log, progress))
+    stage.module.eval()
+    return learning_curve(log), seconds
 
 
-def learning_curve(log: Path) -> tuple[list[list[float]], float]:
-    """What ``json_log`` has kept of a stage: (step, loss) pairs, and the seconds that it took.
+def learning_curve(log: Path) -> list[list[float]]:
+    """(step, loss) pairs from a stage's log.
 
-    A stage that was resumed has told some steps twice; the last one counts. A line that a lost
-    machine has cut is left out.
+    A resumed stage may have logged a step twice; the last one counts. A line that a crash has cut
+    is left out.
     """
     losses: dict[int, float] = {}
-    seconds = 0.0
     for line in log.read_text(encoding="utf-8").splitlines():
         try:
             record = json.loads(line)
         except json.JSONDecodeError:
             continue
-        seconds = record.get("seconds", seconds)
         if "loss" in record:
             losses[record["step"]] = record["loss"]
-    return [[step, losses[step]] for step in sorted(losses)], float(seconds)
+    return [[step, losses[step]] for step in sorted(losses)]

@@ -9,19 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from cdgp.training.stages import pretrained
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cdgp.data.manifest import WeakSplit
 from cdgp.method.backbone import Encoder
+from cdgp.method.build import new_projection, pretrained_encoder
 from cdgp.method.losses import TOP_SHARE, bag_margin
 from cdgp.method.tokens import TokenProjection
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.dual_gp import new_projection
-from cdgp.training.loop import new_fabric
+from cdgp.training.context import new_fabric
 from cdgp_bench.controls import LinearHead
 from cdgp_bench.methods import Fitted
 from cdgp_bench.methods.common import fitted_network, train_on_labels
@@ -53,13 +52,13 @@ class TopK(nn.Module):
         return functional.binary_cross_entropy_with_logits(logit, defective.float()), {}
 
 
-def fit(data: WeakSplit, settings: Settings, states: Path, progress: Progress) -> Fitted:
+def fit(data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress) -> Fitted:
     """Train on fit and calibration images, with the rates of the Dual GP's section."""
-    fabric = new_fabric()
-    encoder = pretrained(settings)
+    device = new_fabric().device
+    encoder = pretrained_encoder(settings)
     encoder.freeze_stem()
     model = TopK(encoder, new_projection(encoder, settings), settings.backbone.token_dim)
-    model.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     s = settings.dual_gp
     base = [p for p in (*encoder.parameters(), *model.projection.parameters()) if p.requires_grad]
     head = [model.head.beta, model.bias]
@@ -67,13 +66,13 @@ def fit(data: WeakSplit, settings: Settings, states: Path, progress: Progress) -
         {"params": base, "lr": s.learning_rate, "weight_decay": s.weight_decay},
         {"params": head, "lr": s.inducing_learning_rate, "weight_decay": 0.0},
     ]
-    seconds = train_on_labels("mil_topk", model, groups, data, settings, fabric, states, progress)
+    seconds = train_on_labels("mil_topk", model, groups, data, settings, checkpoints, progress)
 
     @torch.inference_mode()
-    def run(image: Tensor) -> tuple[NDArray[np.float32], float]:
+    def predict(image: Tensor) -> tuple[NDArray[np.float32], float]:
         logits = model.logits(image)
         probability = torch.sigmoid(model.bag(logits).double())
         return logits[0].cpu().numpy(), float(probability[0])
 
     facts = {"top_share": TOP_SHARE, "learning_rate": s.learning_rate}
-    return fitted_network(model, run, settings, fabric.device, seconds, True, facts)
+    return fitted_network(model, predict, settings, device, seconds, True, facts)

@@ -1,8 +1,8 @@
 """Static max similarity: our initialisation without any training of the evidence.
 
 A token's score is its largest similarity to an anomaly anchor minus the largest to a normal
-anchor; the image's score is the largest token score. The paper says no more than "our
-initialization but direct token-anchor similarity", so the difference is our reading.
+anchor; the image's score is the largest token score. The paper only says "our
+initialization but direct token-anchor similarity"; the difference is our interpretation.
 """
 
 import time
@@ -10,36 +10,37 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from cdgp.training.stages import pretrained
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cdgp.data.manifest import WeakSplit
+from cdgp.method.build import new_projection, pretrained_encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.dataset import WeakDataset
-from cdgp.training.dual_gp import new_projection, select_inducing
-from cdgp.training.loop import new_fabric
+from cdgp.training.context import new_context
+from cdgp.training.dataset import WeakDataset, new_inputs
+from cdgp.training.dual_gp import select_inducing
 from cdgp_bench.methods import Fitted
 from cdgp_bench.methods.common import fitted_network
 
 
-def fit(data: WeakSplit, settings: Settings, states: Path, progress: Progress) -> Fitted:
+def fit(data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress) -> Fitted:
     """Choose the anchors; nothing is trained."""
-    fabric = new_fabric()
-    images = WeakDataset(data.train, settings.input_size, settings.data.white_level)
-    encoder = pretrained(settings).eval().to(fabric.device)
-    projection = new_projection(encoder, settings).to(fabric.device)
+    context = new_context(None, None, progress)
+    device = context.fabric.device
+    images = WeakDataset(data.train, new_inputs(settings))
+    encoder = pretrained_encoder(settings).eval().to(device)
+    projection = new_projection(encoder, settings).to(device)
     began = time.monotonic()
-    Zn, Za = select_inducing(images, encoder, projection, settings, fabric, progress)
+    Zn, Za = select_inducing(images, encoder, projection, settings, context)
     seconds = time.monotonic() - began
-    Zn, Za = Zn.to(fabric.device), Za.to(fabric.device)
+    Zn, Za = Zn.to(device), Za.to(device)
 
     @torch.inference_mode()
-    def run(image: Tensor) -> tuple[NDArray[np.float32], float]:
+    def predict(image: Tensor) -> tuple[NDArray[np.float32], float]:
         tokens = projection(encoder(encoder.normalise(image)))
         scores = (tokens @ Za.mT).amax(-1) - (tokens @ Zn.mT).amax(-1)
         return scores[0].cpu().numpy(), float(scores.max())
 
     network = nn.ModuleList([encoder, projection])
-    return fitted_network(network, run, settings, fabric.device, seconds, False, {})
+    return fitted_network(network, predict, settings, device, seconds, False, {})

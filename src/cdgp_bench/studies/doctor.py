@@ -1,13 +1,13 @@
 """How well the data doctor finds what is there: near duplicates, empty masks, wrong labels.
 
-    python benchmarks/doctor.py --data DATA
+    python -m cdgp_bench.studies.doctor --data DATA
 
 Writes docs/results/doctor.jsonl: one row a set for the near duplicates, the masks and the
 shortcuts, with the group column hidden, and one row a draw of flipped labels. Nothing is trained.
 
-Near duplicates are counted against all pairs by brute force: 48 × 48 grey versions by the network's
-own resize, each less its mean, that correlate above 0.98. The audit makes its grey
-versions with Pillow and asks the perceptual hash first.
+The reference for near duplicates compares all pairs: 48 × 48 grey versions by the network's own
+resize, each minus its mean, that correlate above 0.98. The audit makes its grey versions with
+Pillow and compares perceptual hashes first.
 """
 
 import argparse
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cdgp.training.stages import pretrained
 
 from cdgp.audit import duplicates
 from cdgp.audit import suspects as crossfit
@@ -27,10 +26,11 @@ from cdgp.data.groups import group_numbers
 from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import Manifest
 from cdgp.data.scan import THUMBNAIL, digested, scan
+from cdgp.method.build import pretrained_encoder
 from cdgp.presets import DataSettings, settings
 from cdgp.progress import Bars
-from cdgp_bench.measure.complexity import machine
-from cdgp_bench.run import write_rows
+from cdgp_bench.measure.harness import machine
+from cdgp_bench.rows import write_rows
 
 DATA = DataSettings()
 OUT = Path("docs/results/doctor.jsonl")
@@ -54,10 +54,10 @@ def main() -> None:
 
 
 def images(name: str, listed: Manifest) -> dict[str, Any]:
-    """What `cdgp check` says of a set whose groups are hidden from it."""
+    """What `cdgp check` finds in a set whose groups are hidden from it."""
     bare = replace(listed, samples=tuple(replace(s, group=None) for s in listed.samples))
     found = audit(scan(bare, DATA.white_level), DATA.white_level)
-    told = {pair for cluster in found.near for pair in combinations(sorted(cluster), 2)}
+    reported = {pair for cluster in found.near for pair in combinations(sorted(cluster), 2)}
     true = correlated(bare)
     part = {listed.name(s.image): s.group for s in listed.samples}
     copies = {
@@ -68,10 +68,10 @@ def images(name: str, listed: Manifest) -> dict[str, Any]:
         "dataset": name,
         "pictures": len(listed.samples),
         "near_pairs_by_brute_force": len(true),
-        "near_pairs_told": len(told),
-        "found": len(true & (told | set(copies))),
-        "false_alarms": len(told - true),
-        "false_alarms_of_another_group": sum(part[a] != part[b] for a, b in told - true),
+        "near_pairs_told": len(reported),
+        "found": len(true & (reported | set(copies))),
+        "false_alarms": len(reported - true),
+        "false_alarms_of_another_group": sum(part[a] != part[b] for a, b in reported - true),
         "clusters": len(found.near),
         "byte_copies": sum(kind == "byte_copy" for kind in copies.values()),
         "pixel_copies": sum(kind == "pixel_copy" for kind in copies.values()),
@@ -88,16 +88,14 @@ def correlated(manifest: Manifest) -> set[tuple[str, str]]:
     """All pairs of names that correlate above the threshold, by brute force."""
     small = []
     for sample in manifest.samples:
-        values = (
-            to_input(read_image(sample.image, DATA.white_level), (THUMBNAIL, THUMBNAIL))
-            .mean(0)
-            .numpy()
-        )
+        image = read_image(sample.image, DATA.white_level)
+        values = to_input(image, (THUMBNAIL, THUMBNAIL)).mean(0).numpy()
         small.append((values - values.mean()).ravel())
     matrix = np.corrcoef(np.array(small))
     names = [manifest.name(s.image) for s in manifest.samples]
     rows, columns = np.nonzero(np.triu(matrix > duplicates.NEAR, 1))
-    return {tuple(sorted((names[i], names[j]))) for i, j in zip(rows, columns, strict=True)}
+    pairs = (sorted((names[i], names[j])) for i, j in zip(rows, columns, strict=True))
+    return {(first, second) for first, second in pairs}
 
 
 def flips(name: str, listed: Manifest) -> list[dict[str, Any]]:
@@ -111,7 +109,7 @@ def flips(name: str, listed: Manifest) -> list[dict[str, Any]]:
     chosen = settings("lite", input_size=SIZES[name])
     weak = list(manifest.weak(None))
     # Features do not depend on labels, so they are computed once for all draws.
-    features = crossfit.pooled_features(weak, pretrained(chosen), chosen, progress)
+    features = crossfit.pooled_features(weak, pretrained_encoder(chosen), chosen, progress)
     rows = []
     for draw in range(DRAWS):
         rng = np.random.default_rng(draw)

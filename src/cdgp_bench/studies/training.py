@@ -1,12 +1,12 @@
 """Seconds a step of both trained stages, and whether another version's losses are the same.
 
-    python benchmarks/training.py --data DATA --against OTHER/src
+    python -m cdgp_bench.studies.training --data DATA --against OTHER/src
 
-``--against`` names the ``src`` folder of another version; each round then starts a process for
-either, in turns. Both run the first steps of both stages of ``lite`` over the same few images,
-whose inputs are in memory before. The student's teacher sees an image for the first time in some
-of the steps and again in the others, so these are two numbers; "minutes" is what the steps of a
-whole training on all of DATA take at these medians. Writes docs/results/training.json.
+``--against`` names the ``src`` folder of another version with the same modules; each round then
+starts a process for either, in turns. Both run the first steps of both stages of ``lite`` over the
+same few images, whose inputs are in memory before. In some steps the student's teacher sees an
+image for the first time, in others again, so these are two numbers. "minutes" is what the steps of
+a whole training on all of DATA take at these medians. Writes docs/results/training.json.
 """
 
 import argparse
@@ -19,21 +19,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from cdgp.training.stages import pretrained
 
 from cdgp.data import layouts
 from cdgp.data.manifest import WeakSample
+from cdgp.files import subsample_evenly, write_text
 from cdgp.presets import Settings, settings
 from cdgp.progress import Advance, Quiet
-from cdgp.training.dataset import WeakDataset
+from cdgp.training.context import new_context
+from cdgp.training.dataset import WeakDataset, new_inputs
 from cdgp.training.dual_gp import DualGPTraining, train_dual_gp
-from cdgp.training.loop import new_fabric
 from cdgp.training.student import StudentTraining, train_student
-from cdgp_bench.measure.complexity import machine
+from cdgp_bench.measure.harness import alternate, machine
 
 OUT = Path("docs/results/training.json")
 GOOD, DEFECTIVE = 50, 20
@@ -41,7 +42,7 @@ GOOD, DEFECTIVE = 50, 20
 STEPS = {"Dual GP": 12, "Reverse student": 26}
 WARM_UP = 2
 COMPARED = 5
-"""So many losses of each stage are written down and compared."""
+"""So many losses of each stage are recorded and compared."""
 FIT_SHARE = 0.64
 """Share of the good images that the student trains on where the manifest names no split."""
 
@@ -51,7 +52,7 @@ class EnoughError(Exception):
 
 
 class Clock(Quiet):
-    """Notes when each step of a stage ended, and ends it after some."""
+    """Records when each step of a stage ended, and stops the stage after some."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -77,14 +78,14 @@ def stage(kind: type[torch.nn.Module], train: Callable[[Clock], object]) -> dict
     losses: list[float] = []
     forward = kind.forward
 
-    def noting(self: torch.nn.Module, *batch: Any) -> Any:
-        loss, signs = forward(self, *batch)
-        if len(losses) < COMPARED:  # a later one would wait for the GPU
+    def recording(self: torch.nn.Module, *batch: Any) -> Any:
+        loss, diagnostics = forward(self, *batch)
+        if len(losses) < COMPARED:  # reading a later one would wait for the GPU
             losses.append(float(loss.detach()))
-        return loss, signs
+        return loss, diagnostics
 
     clock = Clock()
-    kind.forward = noting
+    kind.forward = recording
     with contextlib.suppress(EnoughError):
         train(clock)
     kind.forward = forward
@@ -96,33 +97,21 @@ def one(data: Path, threads: int) -> dict[str, Any]:
     """Both stages in this process, with the code that Python finds."""
     torch.set_num_threads(threads)
     chosen = settings("lite")
-    fabric = new_fabric()
     manifest = layouts.load(data, chosen.data.good, chosen.data.defective)
     images = {}
     for label, count in ((False, GOOD), (True, DEFECTIVE)):
         samples = [s for s in manifest.samples if s.defective == label]
-        taken = min(count, len(samples))
-        images[label] = [
-            # Spaced here, since an older source that is measured has its helper elsewhere.
-            WeakSample(samples[i * len(samples) // taken].image, label)
-            for i in range(taken)
-        ]
-    both, good = (
-        WeakDataset(samples, chosen.input_size, chosen.data.white_level)
-        for samples in (images[False] + images[True], images[False])
-    )
-    for each in (both, good):
-        each.batch(range(len(each)))
+        images[label] = [WeakSample(s.image, label) for s in subsample_evenly(samples, count)]
+    inputs = new_inputs(chosen)
+    both = WeakDataset(images[False] + images[True], inputs)
+    good = WeakDataset(images[False], inputs)
+    both.batch(range(len(both)))  # decoded once, before the clock runs
 
     def dual(clock: Clock) -> object:
-        return train_dual_gp(
-            both, pretrained(chosen), chosen, fabric, "", None, lambda record: None, clock
-        )
+        return train_dual_gp(both, chosen, new_context(None, None, clock), "")
 
     def student(clock: Clock) -> object:
-        return train_student(
-            good, pretrained(chosen), chosen, fabric, "", None, lambda record: None, clock
-        )
+        return train_student(good, chosen, new_context(None, None, clock), "")
 
     return {
         "Dual GP": stage(DualGPTraining, dual),
@@ -131,13 +120,15 @@ def one(data: Path, threads: int) -> dict[str, Any]:
     }
 
 
-def in_process(source: Path, data: Path, threads: int) -> dict[str, Any]:
+def in_process_of(source: Path, data: Path, threads: int) -> dict[str, Any]:
     """``one`` in a process of its own, with the code under ``source``."""
-    command = [sys.executable, __file__, "--one", "--data", str(data), "--threads", str(threads)]
-    told = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": str(source)}, stdout=subprocess.PIPE, check=True
-    ).stdout
-    result: dict[str, Any] = json.loads(told)
+    command = [sys.executable, "-m", "cdgp_bench.studies.training", "--one",
+               "--data", str(data.absolute()), "--threads", str(threads)]  # fmt: skip
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(source.absolute())}, stdout=subprocess.PIPE,
+        check=True,
+    )  # fmt: skip
+    result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 
@@ -163,7 +154,7 @@ def medians(rounds: list[dict[str, Any]], chosen: Settings) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="as for `cdgp fit`")
+    parser.add_argument("--data", type=Path, required=True, help="as for `cdgp train`")
     parser.add_argument("--against", type=Path, help="src folder of another version")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -172,20 +163,27 @@ def main() -> None:
     if given.one:
         print(json.dumps(one(given.data, given.threads)))
         return
-    sources = {"this": Path(__file__).parents[1] / "src"}
+    sources = {"this": Path(__file__).parents[2]}
     if given.against:
         sources["other"] = given.against
-    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in sources}
-    for _ in range(given.rounds):
-        for name, source in sources.items():
-            rounds[name].append(in_process(source, given.data, given.threads))
+    turns = {
+        name: partial(in_process_of, source, given.data, given.threads)
+        for name, source in sources.items()
+    }
+    record = compared(alternate(turns, given.rounds, warm_ups=0), given.threads)
+    write_text(OUT, json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record, indent=1))
+
+
+def compared(rounds: dict[str, list[dict[str, Any]]], threads: int) -> dict[str, Any]:
+    """What the result file holds: medians of each version and, of two, their ratio."""
     chosen = settings("lite")
-    record: dict[str, Any] = {"machine": machine() | {"threads": given.threads}}
+    record: dict[str, Any] = {"machine": machine() | {"threads": threads}}
     for name, results in rounds.items():
         record[name] = medians(results, chosen) | {
             f"losses_{key}": results[0][key]["losses"] for key in STEPS
         }
-    if given.against:
+    if "other" in record:
         this, other = record["this"], record["other"]
         record["ratio"] = {
             key: other[key] / this[key] for key in this if not key.startswith("losses")
@@ -195,8 +193,7 @@ def main() -> None:
             for key in STEPS
             for a, b in zip(this[f"losses_{key}"], other[f"losses_{key}"], strict=True)
         )
-    OUT.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(record, indent=1))
+    return record
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cdgp.data import images
 from cdgp.method.network import Outputs
-from cdgp.runtimes import TorchRuntime
+from cdgp.runtimes.torch import TorchRuntime
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,9 +12,6 @@ from cdgp.method.kernels import Kernel, linear
 from cdgp.presets import Settings, settings
 from cdgp.progress import Advance, Quiet
 from cdgp.training.fit import Run
-
-if TYPE_CHECKING:
-    from cdgp_bench.methods import MethodOptions
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
@@ -32,41 +28,6 @@ def tiny_settings(**changes: object) -> Settings:
         "inducing": {"normal": 8, "anomaly": 4},
     }
     return settings("lite", **{**values, **changes})
-
-
-def tiny_options(method: str, folder: Path) -> "MethodOptions | None":
-    """A method's own hyperparameters for a few steps; what it must be given is made in ``folder``.
-
-    ``None`` where it has none.
-    """
-    import numpy as np
-    from PIL import Image
-
-    from cdgp_bench.grid import METHODS
-
-    known = METHODS[method].options
-    if not known:
-        return None
-    changes: dict[str, object] = {
-        "patchcore": {"coreset": 0.1}, "rd4ad": {"epochs": 2}, "draem": {"most_steps": 1},
-        "efficientad": {"steps": 2}, "supersimplenet": {"most_steps": 4, "batch": 4},
-        "weakrest": {"steps": 4, "batch": 4, "memory": 50},
-    }.get(method, {})  # fmt: skip
-    if method in ("draem", "efficientad"):
-        images = folder / "auxiliary" / "things"
-        images.mkdir(parents=True, exist_ok=True)
-        for seed in range(2):
-            noise = np.random.default_rng(seed).integers(0, 256, (70, 80, 3), np.uint8)
-            Image.fromarray(noise).save(images / f"{seed}.png")
-        changes["auxiliary"] = str(images.parent)
-    if method == "efficientad":
-        from anomalib.models.image.efficient_ad.torch_model import EfficientAdModel
-
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            torch.save(EfficientAdModel(384).teacher.state_dict(), folder / "teacher.pth")
-        changes["teacher"] = str(folder / "teacher.pth")
-    return known["lite"].model_copy(update=changes)
 
 
 class Interrupting(Quiet):

@@ -1,6 +1,6 @@
-"""Public benchmark data sets as they unpack -> one manifest a category, counted against print.
+"""Public benchmark data sets as they unpack: one manifest a category, compared with print.
 
-Labels follow each set's own convention; stated splits are kept, and where a set states none usable
+Labels follow each set's own convention. A published split is kept; where a set has no usable one
 (MVTec AD 2's training part has no defect) the images are pooled for ``splits.split``.
 """
 
@@ -53,11 +53,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Layout:
-    """How one data set lies on disk."""
+    """How one data set is stored on disk."""
 
     title: str
     load: Callable[[Path], dict[str, Manifest]]
-    """The set's folder to its categories; raises DataError where the folder is another."""
+    """The set's folder to its categories; raises DataError for any other folder."""
     published: Mapping[str, Counts | None]
     """Counts by category; None where its categories are published but no counts we could check."""
 
@@ -122,7 +122,7 @@ def ksdd2(root: Path) -> dict[str, Manifest]:
                 f"{root}: there is no folder {part!r} in it; give KolektorSDD2's folder"
             )
         every = images_in(folder)
-        # The archive as published holds stray copies, such as "10301 (copy).png".
+        # The published archive holds stray copies, such as "10301 (copy).png".
         found = [p for p in every if re.fullmatch(r"\d+(_GT)?", p.stem)]
         if len(found) < len(every):
             strays = ", ".join(p.name for p in every if p not in found)
@@ -197,15 +197,15 @@ def against_published(layout: Layout, found: Mapping[str, Manifest]) -> list[str
             lines.append(f"{name}: missing")
             continue
         counts = found[name].counts()
-        told = ", ".join(f"{part} {good} good + {bad} defective"
+        text = ", ".join(f"{part} {good} good + {bad} defective"
                          for part, (good, bad) in counts.items())  # fmt: skip
         published = layout.published.get(name)
         if layout.published and name not in layout.published:
-            told += " (no category of the published set)"
+            text += " (no category of the published set)"
         elif published is not None and dict(published) != counts:
             other = ", ".join(f"{part} {good} + {bad}" for part, (good, bad) in published.items())
-            told += f" (published: {other})"
-        lines.append(f"{name}: {told}")
+            text += f" (published: {other})"
+        lines.append(f"{name}: {text}")
     return lines
 
 

@@ -1,30 +1,30 @@
-"""The paper's figures from rows and kept examples."""
+"""The paper's figures from rows and saved examples."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cdgp.files import atomic_write
 from cdgp_bench.grid import FULL, SPATIAL
-
-if TYPE_CHECKING:
-    from cdgp_bench.tables import Evidence
+from cdgp_bench.results import Results
 
 COLOURS = {"final": "#0072b2", "spatial": "#d55e00"}
-"""Two that the colour-blind can tell apart."""
+"""Distinguishable for the colour-blind."""
 
 
-def _figure(rows: int, columns: int, size: tuple[float, float]) -> Any:
+def new_figure(rows: int, columns: int, size: tuple[float, float]) -> Any:
+    """A figure of (width, height) inches, and its axes in rows and columns."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure so that equal figures give equal files."""
     import matplotlib
 
     # Without the date and the random ids that would make two equal figures differ.
@@ -43,7 +43,7 @@ def learning_curves(
         title: of the figure.
         stem: its path without the ending.
     """
-    figure, (axes,) = _figure(1, len(curves), (3.2 * len(curves), 2.6))
+    figure, (axes,) = new_figure(1, len(curves), (3.2 * len(curves), 2.6))
     for axis, (name, points) in zip(axes, curves.items(), strict=True):
         axis.plot([p[0] for p in points], [p[1] for p in points], color=COLOURS["final"])
         axis.set_title(name, fontsize=9)
@@ -51,22 +51,22 @@ def learning_curves(
     axes[0].set_ylabel("training loss")
     figure.suptitle(title, fontsize=9)
     for ending in (".png", ".svg"):
-        _save(figure, stem.with_name(stem.name + ending))
+        save_figure(figure, stem.with_name(stem.name + ending))
 
 
-def label_budget(evidence: "Evidence", dataset: str, stem: Path) -> None:
+def label_budget(results: Results, dataset: str, stem: Path) -> None:
     """AUPRO against the number of defective training images, as PNG and SVG."""
-    figure, ((left, right),) = _figure(1, 2, (8, 3.2))
-    budgets = [*sorted(evidence.plan.budgets), None]
+    figure, ((left, right),) = new_figure(1, 2, (8, 3.2))
+    budgets = [*sorted(results.plan.budgets), None]
     names = [str(b) if b else "full" for b in budgets]
     for axis, metric, title in (
         (left, "pixel_aupro_30", "AUPRO@.3"),
         (right, "pixel_aupro_05", "AUPRO@.05"),
     ):
-        for shift, label, line in ((-0.04, "spatial", SPATIAL), (0.04, "final", FULL)):
-            found = [evidence.summary(dataset, line, metric, budget) for budget in budgets]
+        for shift, label, variant in ((-0.04, "spatial", SPATIAL), (0.04, "final", FULL)):
+            found = [results.summary(dataset, variant, metric, budget) for budget in budgets]
             # A budget whose seeds are not all there is no result yet, and leaves a gap.
-            whole = [f if f and f.seeds == len(evidence.plan.seeds) else None for f in found]
+            whole = [f if f and f.seeds == len(results.plan.seeds) else None for f in found]
             # A little apart, so that one series does not hide the other.
             places = [i + shift for i in range(len(budgets))]
             means = [100 * f.mean if f else math.nan for f in whole]
@@ -82,7 +82,7 @@ def label_budget(evidence: "Evidence", dataset: str, stem: Path) -> None:
         axis.grid(alpha=0.3)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     for ending in (".png", ".svg"):
-        _save(figure, stem.with_name(stem.name + ending))
+        save_figure(figure, stem.with_name(stem.name + ending))
 
 
 QUALITATIVE_SCALES = (
@@ -94,19 +94,19 @@ QUALITATIVE_SCALES = (
 def qualitative(examples: Sequence[Path], path: Path) -> None:
     """A row a category: image, truth, normal mean, anomaly mean, final map."""
     titles = ("raw", "ground truth", "normal mean", "anomaly mean", "final CDGP")
-    figure, axes = _figure(len(examples), len(titles), (11, 2.2 * len(examples)))
+    figure, axes = new_figure(len(examples), len(titles), (11, 2.2 * len(examples)))
     for row, example in zip(axes, examples, strict=True):
         with np.load(example) as found:
-            kept = {key: found[key] for key in found.files}
-        height, width = kept["mask"].shape
+            parts = {key: found[key] for key in found.files}
+        height, width = parts["mask"].shape
         extent = (0, width, height, 0)
-        row[0].imshow(kept["image"], extent=extent)
-        row[1].imshow(kept["mask"], cmap="gray", extent=extent, vmin=0, vmax=1)
-        means = np.stack([kept["normal"], kept["anomaly"]])
-        scales = [(means.min(), means.max())] * 2 + [(0, max(float(kept["final"].max()), 1e-6))]
+        row[0].imshow(parts["image"], extent=extent)
+        row[1].imshow(parts["mask"], cmap="gray", extent=extent, vmin=0, vmax=1)
+        means = np.stack([parts["normal"], parts["anomaly"]])
+        scales = [(means.min(), means.max())] * 2 + [(0, max(float(parts["final"].max()), 1e-6))]
         keys = ("normal", "anomaly", "final")
         for axis, key, (low, high) in zip(row[2:], keys, scales, strict=True):
-            image = axis.imshow(kept[key].astype(np.float32), cmap="magma", extent=extent,
+            image = axis.imshow(parts[key].astype(np.float32), cmap="magma", extent=extent,
                                 interpolation="bilinear", vmin=low, vmax=high)  # fmt: skip
             if key != "normal":
                 figure.colorbar(image, ax=axis, fraction=0.046).ax.tick_params(labelsize=6)
@@ -116,4 +116,4 @@ def qualitative(examples: Sequence[Path], path: Path) -> None:
             axis.set_yticks([])
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title, fontsize=9)
-    _save(figure, path)
+    save_figure(figure, path)

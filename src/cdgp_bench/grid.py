@@ -1,11 +1,11 @@
-"""Every method and experiment of the evidence, and the cells that a plan makes of them."""
+"""Every method and experiment, and the runs that a plan makes of them."""
 
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 from cdgp.data.manifest import WeakSplit
@@ -28,9 +28,24 @@ from cdgp_bench.methods import (
     supersimplenet,
     weakrest,
 )
+from cdgp_bench.protocol import SplitKey
 
 Changes = Mapping[str, Any]
-NOTHING: Changes = MappingProxyType({})
+"""Settings by section, on top of others."""
+UNCHANGED: Changes = {}
+NO_OPTIONS: Mapping[PresetName, MethodOptions] = {}
+SHARED = ("preset", "seed", "input_size", "data", "backbone")
+TRAINED = (*SHARED, "dual_gp")
+ALL = (*SHARED, "inducing", "dual_gp", "student", "calibration")
+BALANCED = {"dual_gp": {"sampler": "balanced"}}
+CLASSIFIER_RATE = {"dual_gp": {"learning_rate": 3e-3}}
+"""Chosen on calibration images; see docs/decisions.md."""
+PAPER_LITERAL = {
+    "dual_gp": {"sigma_gradient": True, "sampler": "random", "mil_pooling": "max"},
+    "calibration": {"fusion_weight": 0.025, "tail": "counting"},
+}
+OWN_NETWORK = ("preset", "seed", "input_size", "data")
+"""The settings of a method that does not use the shared backbone."""
 
 
 class Method(NamedTuple):
@@ -41,53 +56,36 @@ class Method(NamedTuple):
     """Block of the main table: normal images only, image labels, or a control of the paper."""
     fit: Fit
     uses: tuple[str, ...]
-    """The settings that its row depends on."""
-    changes: Changes = NOTHING
+    """The settings that its rows depend on."""
+    changes: Changes = UNCHANGED
     """On top of the plan's settings."""
-    lite: Changes = NOTHING
+    lite: Changes = UNCHANGED
     """On top of them where the preset is `lite`."""
     requires: tuple[str, ...] = ()
     """Distributions that it needs beyond the product's own; named in the extra `bench`."""
-    options: Mapping[PresetName, MethodOptions] = MappingProxyType({})
-    """Hyperparameters of its own by preset, where it has some."""
+    options: Mapping[PresetName, MethodOptions] = NO_OPTIONS
+    """Its own hyperparameters by preset, where it has some."""
     version: int = 1
-    """Raised when its code gives other numbers, so that older rows do not count as its own."""
+    """Raised when its code gives other numbers, so that older rows no longer count."""
 
 
-SHARED = ("preset", "seed", "input_size", "data", "backbone")
-TRAINED = (*SHARED, "dual_gp")
-ALL = (*SHARED, "inducing", "dual_gp", "student", "calibration")
-BALANCED = {"dual_gp": {"sampler": "balanced"}}
-CLASSIFIER_RATE = {"dual_gp": {"learning_rate": 3e-3}}
-"""Ranked on calibration images; see docs/decisions.md."""
-PAPER_READING = {
-    "dual_gp": {"sigma_gradient": True, "sampler": "random", "mil_pooling": "max"},
-    "calibration": {"fusion_weight": 0.025, "tail": "counting"},
-}
-ANOMALIB = ("anomalib",)
-OWN_NETWORK = ("preset", "seed", "input_size", "data")
-"""What a method depends on whose networks are its own."""
+def _with_options(
+    title: str,
+    supervision: Literal["normal", "image"],
+    module: ModuleType,
+    uses: tuple[str, ...] = SHARED,
+) -> Method:
+    """A method that needs anomalib and has hyperparameters of its own."""
+    options: dict[PresetName, MethodOptions] = {"paper": module.PAPER, "lite": module.LITE}
+    return Method(title, supervision, module.fit, uses, requires=("anomalib",), options=options)
+
+
 METHODS: dict[str, Method] = {
-    "padim": Method(
-        "PaDiM", "normal", padim.fit, SHARED, requires=ANOMALIB,
-        options={"paper": padim.PAPER, "lite": padim.LITE},
-    ),
-    "patchcore": Method(
-        "PatchCore", "normal", patchcore.fit, SHARED, requires=ANOMALIB,
-        options={"paper": patchcore.PAPER, "lite": patchcore.LITE},
-    ),
-    "rd4ad": Method(
-        "RD4AD", "normal", rd4ad.fit, SHARED, requires=ANOMALIB,
-        options={"paper": rd4ad.PAPER, "lite": rd4ad.LITE},
-    ),
-    "draem": Method(
-        "DRAEM", "normal", draem.fit, OWN_NETWORK, requires=ANOMALIB,
-        options={"paper": draem.PAPER, "lite": draem.LITE},
-    ),
-    "efficientad": Method(
-        "EfficientAD", "normal", efficientad.fit, OWN_NETWORK, requires=ANOMALIB,
-        options={"paper": efficientad.PAPER, "lite": efficientad.LITE},
-    ),
+    "padim": _with_options("PaDiM", "normal", padim),
+    "patchcore": _with_options("PatchCore", "normal", patchcore),
+    "rd4ad": _with_options("RD4AD", "normal", rd4ad),
+    "draem": _with_options("DRAEM", "normal", draem, OWN_NETWORK),
+    "efficientad": _with_options("EfficientAD", "normal", efficientad, OWN_NETWORK),
     "grad_cam": Method(
         "Classifier + Grad-CAM", "image", classifier.fit_grad_cam, TRAINED, BALANCED,
         CLASSIFIER_RATE, ("grad-cam",),
@@ -96,18 +94,14 @@ METHODS: dict[str, Method] = {
         "Classifier + CAM", "image", classifier.fit_cam, TRAINED, BALANCED, CLASSIFIER_RATE
     ),
     "mil_topk": Method("MIL-TopK", "image", mil_topk.fit, TRAINED, BALANCED),
-    "supersimplenet": Method(
-        "SuperSimpleNet (weak, reimplemented)", "image", supersimplenet.fit, SHARED,
-        requires=ANOMALIB, options={"paper": supersimplenet.PAPER, "lite": supersimplenet.LITE},
+    "supersimplenet": _with_options(
+        "SuperSimpleNet (weak, reimplemented)", "image", supersimplenet
     ),
-    "weakrest": Method(
-        "WeakREST (reimplemented)", "image", weakrest.fit, SHARED, requires=ANOMALIB,
-        options={"paper": weakrest.PAPER, "lite": weakrest.LITE},
-    ),
+    "weakrest": _with_options("WeakREST (reimplemented)", "image", weakrest),
     "static_max": Method(
         "Static max similarity", "image", static_max.fit, (*SHARED, "inducing")
     ),
-    "cdgp_paper": Method("CDGP (paper's reading)", "image", cdgp.fit, ALL, PAPER_READING),
+    "cdgp_paper": Method("CDGP (paper-literal)", "image", cdgp.fit, ALL, PAPER_LITERAL),
     "cdgp": Method("CDGP", "image", cdgp.fit, ALL),
     "linear_head": Method(
         "Direct linear head", "control", functools.partial(cdgp.fit, head="linear"), ALL
@@ -119,12 +113,12 @@ METHODS: dict[str, Method] = {
 }  # fmt: skip
 
 
-class Line(NamedTuple):
-    """One line of a table: a method, changed settings, and how the table calls it."""
+class Variant(NamedTuple):
+    """A method with changed settings, and the label of its row in a table."""
 
     label: str
     method: str = "cdgp"
-    changes: Changes = NOTHING
+    changes: Changes = UNCHANGED
 
     @property
     def setting(self) -> str:
@@ -140,36 +134,36 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _calibrated(label: str, **changes: Any) -> Line:
-    return Line(label, changes={"calibration": changes} if changes else {})
+def _calibrated(label: str, **changes: Any) -> Variant:
+    return Variant(label, changes={"calibration": changes} if changes else {})
 
 
-FULL = Line("Full CDGP (both GP paths)")
+FULL = Variant("Full CDGP (both GP paths)")
 GP_FREE = _calibrated("GP-free residual pipeline", fusion_weight=0.0, image_weight=0.0)
 SPATIAL = _calibrated("Spatial GP only (+G)", image_weight=0.0)
 IMAGE = _calibrated("Image GP only (+p)", fusion_weight=0.0)
 MEAN_MARGIN = _calibrated("CDGP mean margin", evidence="mean_margin")
-LINEAR = Line("Direct linear head", "linear_head")
+LINEAR = Variant("Direct linear head", "linear_head")
 
-EXPERIMENTS: dict[str, tuple[Line, ...]] = {
+EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
     "main": (),  # the plan's methods
     "components": (GP_FREE, SPATIAL, IMAGE, FULL),
-    "scoring": (LINEAR, MEAN_MARGIN, Line("CDGP posterior dominance")),
-    "heteroscedastic": (Line("Heteroscedastic linear", "heteroscedastic_head"), Line("CDGP")),
+    "scoring": (LINEAR, MEAN_MARGIN, Variant("CDGP posterior dominance")),
+    "heteroscedastic": (Variant("Heteroscedastic linear", "heteroscedastic_head"), Variant("CDGP")),
     "hard_pool": (
-        Line("10 %", changes={"inducing": {"hard_fraction": 0.1}}),
-        Line("20 % (paper)", changes={"inducing": {"hard_fraction": 0.2}}),
-        Line("40 %", changes={"inducing": {"hard_fraction": 0.4}}),
+        Variant("10 %", changes={"inducing": {"hard_fraction": 0.1}}),
+        Variant("20 % (paper)", changes={"inducing": {"hard_fraction": 0.2}}),
+        Variant("40 %", changes={"inducing": {"hard_fraction": 0.4}}),
     ),
     "inducing_budgets": (
-        Line("(16, 8)", changes={"inducing": {"normal": 16, "anomaly": 8}}),
-        Line("(32, 16) (paper)", changes={"inducing": {"normal": 32, "anomaly": 16}}),
-        Line("(64, 32)", changes={"inducing": {"normal": 64, "anomaly": 32}}),
+        Variant("(16, 8)", changes={"inducing": {"normal": 16, "anomaly": 8}}),
+        Variant("(32, 16) (paper)", changes={"inducing": {"normal": 32, "anomaly": 16}}),
+        Variant("(64, 32)", changes={"inducing": {"normal": 64, "anomaly": 32}}),
     ),
     "kernels": (
-        Line("Linear (paper)", changes={"dual_gp": {"kernel": "linear"}}),
+        Variant("Linear (paper)", changes={"dual_gp": {"kernel": "linear"}}),
         *(
-            Line(f"Spherical RBF, σ = {sigma:g}",
+            Variant(f"Spherical RBF, σ = {sigma:g}",
                  changes={"dual_gp": {"kernel": "rbf", "rbf_sigma": sigma}})
             for sigma in (0.25, 0.5, 1.0)
         ),
@@ -188,11 +182,11 @@ EXPERIMENTS: dict[str, tuple[Line, ...]] = {
         _calibrated("2/3", image_weight=2 / 3),
     ),
     "label_budget": (SPATIAL, FULL),
-    "held_out": (_calibrated("Held out of both stages", pictures="held_out"), Line("Seen")),
+    "held_out": (_calibrated("Held out of both stages", pictures="held_out"), Variant("Seen")),
     "qualitative": (),  # one image a category
     "complexity": (),  # the plan's methods, timed
 }  # fmt: skip
-CONTRASTS: tuple[tuple[str, Line, Line], ...] = (
+CONTRASTS: tuple[tuple[str, Variant, Variant], ...] = (
     ("Full CDGP − GP-free", FULL, GP_FREE),
     ("Spatial G (image fixed)", FULL, IMAGE),
     ("Posterior − mean margin", FULL, MEAN_MARGIN),
@@ -201,34 +195,40 @@ CONTRASTS: tuple[tuple[str, Line, Line], ...] = (
 """The paper's paired contrasts, first minus second."""
 
 
-class Cell(NamedTuple):
-    """One row to compute."""
+class Run(NamedTuple):
+    """One variant on one category, with one seed and label budget: one result row."""
 
     dataset: str
     category: str
-    line: Line
+    variant: Variant
     seed: int
     budget: int | None
     settings: Settings
     options: MethodOptions | None = None
 
-    def fit(self, data: WeakSplit, states: Path, progress: Progress) -> Fitted:
-        """Train its method, or take from ``states`` what it has trained."""
-        return fit(self.line.method, data, self.settings, self.options, states, progress)
+    def fit(self, data: WeakSplit, checkpoints: Path, progress: Progress) -> Fitted:
+        """Train the method, or load what it has trained from ``checkpoints``."""
+        own = () if self.options is None else (self.options,)
+        method = METHODS[self.variant.method]
+        return method.fit(data, self.settings, checkpoints, progress, *own)
 
     @property
     def identity(self) -> tuple[str, str, str, str, int, int | None]:
         """What names the row in tables."""
-        return (
-            self.dataset, self.category, self.line.method, self.line.setting, self.seed, self.budget
-        )  # fmt: skip
+        method, setting = self.variant.method, self.variant.setting
+        return self.dataset, self.category, method, setting, self.seed, self.budget
+
+    @property
+    def split_key(self) -> SplitKey:
+        """The prepared split that it uses."""
+        return SplitKey(self.dataset, self.category, self.seed, self.budget)
 
     @property
     def config_sha256(self) -> str:
         """Digest of the method's name and the settings that its row depends on."""
-        method, chosen = METHODS[self.line.method], self.settings
+        method, chosen = METHODS[self.variant.method], self.settings
         used = chosen.model_dump(mode="json", include=set(method.uses))
-        # Named only where they are not the plain case, so that rows keep their digest.
+        # Only where they differ from the default, so that older rows keep their digest.
         if "calibration" not in used and chosen.calibration.pictures != "seen":
             used["pictures"] = chosen.calibration.pictures
         if chosen.backbone.weights not in ("hub", "bundled", "random"):
@@ -237,61 +237,43 @@ class Cell(NamedTuple):
             used["version"] = method.version
         if self.options is not None:
             used["options"] = self.options.decides()
-        text = json.dumps([self.line.method, used], sort_keys=True)
+        text = json.dumps([self.variant.method, used], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def fit(
-    method: str,
-    data: WeakSplit,
-    chosen: Settings,
-    options: MethodOptions | None,
-    states: Path,
-    progress: Progress,
-) -> Fitted:
-    """A method by name, with its own options where it has some."""
-    own = () if options is None else (options,)
-    return METHODS[method].fit(data, chosen, states, progress, *own)
-
-
-def lines_of(experiment: str, methods: tuple[str, ...]) -> tuple[Line, ...]:
-    """The lines that need rows; the plan's methods in `main`."""
+def variants_of(experiment: str, methods: tuple[str, ...]) -> tuple[Variant, ...]:
+    """The variants that need rows; in `main` one for each of the plan's methods."""
     if experiment == "main":
-        return tuple(Line(METHODS[name].title, name) for name in methods)
+        return tuple(Variant(METHODS[name].title, name) for name in methods)
     return EXPERIMENTS[experiment]
 
 
 def budgets_of(experiment: str, budgets: tuple[int, ...]) -> tuple[int | None, ...]:
-    """The label budgets that an experiment's lines run under."""
+    """The label budgets of an experiment; None is all defective training images."""
     return (*budgets, None) if experiment == "label_budget" else (None,)
 
 
-def line_settings(
-    line: Line,
+def variant_settings(
+    variant: Variant,
     preset: PresetName,
     seed: int,
     input_size: tuple[int, int],
     changes: Changes,
 ) -> Settings:
-    """All settings of one row.
+    """All settings of one run.
 
     Args:
-        line: its method and what it changes.
-        preset: what the rest comes from.
+        variant: its method and what it changes.
+        preset: where the rest comes from.
         seed: of the run.
         input_size: (height, width) of the network's input.
         changes: of the plan and of the data set.
     """
-    method = METHODS[line.method]
+    method = METHODS[variant.method]
     chosen = merged(changes, method.changes)
     if preset == "lite":
         chosen = merged(chosen, method.lite)
-    chosen = merged(chosen, line.changes)
-    # A run that does not separate is scored and flagged here, never dropped.
+    chosen = merged(chosen, variant.changes)
+    # A training that does not separate the labels is scored and flagged, never dropped.
     chosen = merged(chosen, {"dual_gp": {"no_separation": "flag"}})
     return settings(preset, seed=seed, input_size=input_size, **chosen)
-
-
-def distinct(cells: Iterator[Cell]) -> list[Cell]:
-    """The cells, each once."""
-    return list({cell.identity: cell for cell in cells}.values())

@@ -6,19 +6,20 @@ from pathlib import Path
 from cdgp.files import write_text
 from cdgp_bench import figures
 from cdgp_bench.formats import Table, comma_separated, latex, markdown
-from cdgp_bench.grid import lines_of
+from cdgp_bench.grid import variants_of
 from cdgp_bench.plan import Plan
 from cdgp_bench.published import published
 from cdgp_bench.qualitative import RULE, example_path
-from cdgp_bench.scoring import cell_name
-from cdgp_bench.tables import Evidence, Row, all_tables, reduced
+from cdgp_bench.results import Results, Row
+from cdgp_bench.rows import run_name
+from cdgp_bench.tables import all_tables
 
 LEGEND = (
     "AUROC-I: image AUROC. AUROC-P: pixel AUROC over all pixels of all test images. AUPRO@.3 and "
     "AUPRO@.05: area under the per-region overlap curve up to that false-positive rate, divided by "
     "it. Best in bold, second underlined, among results over all seeds. “n of m did not separate”: "
-    "in n of the m trainings behind a line (data sets × categories × seeds) the evidence did not "
-    "part good from defective training images; `cdgp train` would have stopped there, a "
+    "in n of the m trainings of a variant (data sets × categories × seeds) the evidence did not "
+    "separate good from defective training images; `cdgp train` would have stopped there, a "
     "benchmark goes on and says so."
 )
 
@@ -30,62 +31,73 @@ def render(
 
     Args:
         plan: that was run.
-        rows: of its cells.
+        rows: of its runs.
         costs: of its methods.
         out: folder.
-        failed: cells, examples and costs that failed, with their reason.
+        failed: runs, examples and costs that failed, with their reason.
     """
-    seeds = len(plan.seeds)
+    results = Results(plan, rows)
     page = [f"# {plan.title}\n\n{LEGEND}\n"]
+    page += _write_tables(all_tables(plan, rows, costs), len(plan.seeds), out)
+    page += _draw_figures(results, out)
+    if failed:
+        reasons = [f"- {run_name(row)}: {row['reason']}" for row in failed]
+        page.append("## Failed\n\n" + "\n".join(reasons) + "\n")
+    odd = _odd_images(rows)
+    if odd:
+        note = "Defective images listed here take no part in the pixel metrics."
+        page.append(f"## Odd images\n\n{note}\n\n{odd}\n")
+    write_text(out / "published.md", published(results))
+    page.append("The paper's printed numbers beside these: [published.md](published.md)\n")
+    write_text(out / "evidence.md", "\n".join(page))
+    return out / "evidence.md"
+
+
+def _write_tables(tables: Sequence[Table], seeds: int, out: Path) -> list[str]:
     formats: dict[str, Callable[[Table], str]] = {
         "md": lambda t: f"{markdown(t, seeds)}\n{t.note}\n",
         "tex": lambda t: latex(t, seeds),
         "csv": comma_separated,
     }
-    for table in all_tables(plan, rows, costs):
+    sections = []
+    for table in tables:
         for ending, form in formats.items():
             write_text(out / "tables" / f"{table.name}.{ending}", form(table))
         number = table.name.split("-")[0].replace("_", " ").replace("table", "Table")
         title = f"{number}: {table.title}" if number.startswith("Table") else table.title
-        page.append(f"## {title}\n\n{markdown(table, seeds)}\n{table.note}\n")
-    evidence = Evidence(plan, rows)
-    for name in evidence.sets("main"):
+        sections.append(f"## {title}\n\n{markdown(table, seeds)}\n{table.note}\n")
+    return sections
+
+
+def _draw_figures(results: Results, out: Path) -> list[str]:
+    sections = []
+    for name in results.sets("main"):
         curves = {
-            line.label: found[0]["facts"]["learning_curve"]
-            for line in lines_of("main", plan.methods)
-            if reduced(evidence, line)
-            and (found := evidence.rows_of(name, line))
+            variant.label: found[0]["facts"]["learning_curve"]
+            for variant in variants_of("main", results.plan.methods)
+            if results.is_short(variant)
+            and (found := results.rows_of(name, variant))
             and "learning_curve" in found[0]["facts"]
         }
         if curves:
             stem = f"learning_curves-{name}"
             figures.learning_curves(curves, f"{name}, first seed", out / "figures" / stem)
-            page.append(_figure(stem, f"Learning curves of what is not ranked, {name}", ""))
-    for name in evidence.sets("label_budget"):
+            sections.append(_figure(stem, f"Learning curves of what is not ranked, {name}", ""))
+    for name in results.sets("label_budget"):
         stem = f"label_budget-{name}"
-        figures.label_budget(evidence, name, out / "figures" / stem)
-        page.append(_figure(stem, f"Label budget, {name}", "Bars: one standard deviation."))
+        figures.label_budget(results, name, out / "figures" / stem)
+        sections.append(_figure(stem, f"Label budget, {name}", "Bars: one standard deviation."))
     examples = [
         path
-        for name in evidence.sets("qualitative")
-        for category in evidence.categories[name]
+        for name in results.sets("qualitative")
+        for category in results.categories[name]
         if (path := example_path(out, name, category)).is_file()
     ]
     if examples:
         figures.qualitative(examples, out / "figures" / "qualitative.png")
         caption = f"Shown is {RULE}. {figures.QUALITATIVE_SCALES}"
-        page.append(_figure("qualitative", "Qualitative grid (S8–S10)", caption))
-    if failed:
-        lines = [f"- {cell_name(row)}: {row['reason']}" for row in failed]
-        page.append("## Failed\n\n" + "\n".join(lines) + "\n")
-    odd = _odd_images(rows)
-    if odd:
-        note = "Defective images listed here take no part in the pixel metrics."
-        page.append(f"## Odd images\n\n{note}\n\n{odd}\n")
-    write_text(out / "published.md", published(evidence))
-    page.append("The paper's printed numbers beside these: [published.md](published.md)\n")
-    write_text(out / "evidence.md", "\n".join(page))
-    return out / "evidence.md"
+        sections.append(_figure("qualitative", "Qualitative grid (S8–S10)", caption))
+    return sections
 
 
 def _figure(stem: str, title: str, caption: str) -> str:

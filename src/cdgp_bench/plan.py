@@ -2,7 +2,6 @@
 
 import os
 import tomllib
-from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from cdgp.errors import SettingsError
 from cdgp.presets import PresetName, Settings, merged, nearest
 from cdgp_bench.datasets import LAYOUTS
-from cdgp_bench.grid import EXPERIMENTS, METHODS, Line, line_settings
+from cdgp_bench.grid import EXPERIMENTS, METHODS, Variant, variant_settings
 from cdgp_bench.methods import MethodOptions
 from cdgp_bench.protocol import BUDGETS
 
@@ -29,7 +28,7 @@ class DatasetPlan(_Section):
     path: str = ""
     """Folder or CSV; ``$NAME`` is replaced by the environment variable."""
     generated: bool = False
-    """Made surfaces in this layout instead of real images."""
+    """Generated surfaces in this layout instead of real images."""
     categories: tuple[str, ...] = ()
     """Only these; all where empty."""
     input_size: tuple[int, int]
@@ -53,28 +52,28 @@ class Plan(_Section):
     settings: dict[str, Any] = Field(default_factory=dict)
     """On top of the preset."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """By method, on top of its own hyperparameters; environment variables are put in."""
+    """By method, on top of its own hyperparameters; environment variables are replaced."""
     datasets: Annotated[dict[str, DatasetPlan], Field(min_length=1)]
     experiments: Annotated[dict[str, tuple[str, ...]], Field(min_length=1)]
     """Data sets by experiment."""
 
-    def settings_of(self, name: str, line: Line, seed: int) -> Settings:
-        """All settings of a line on one of the data sets."""
+    def settings_of(self, name: str, variant: Variant, seed: int) -> Settings:
+        """All settings of a variant on one of the data sets."""
         dataset = self.datasets[name]
         changes = merged(self.settings, dataset.settings)
-        return line_settings(line, self.preset, seed, dataset.input_size, changes)
+        return variant_settings(variant, self.preset, seed, dataset.input_size, changes)
 
     def options_of(self, method: str) -> MethodOptions | None:
-        """Hyperparameters of a method's own, None where it has none.
+        """A method's own hyperparameters; None where it has none.
 
         Raises:
-            SettingsError: the plan names one that it does not have, or an impossible value.
+            SettingsError: the plan names an unknown one, or a value out of range.
         """
         known, given = METHODS[method].options, self.options.get(method, {})
         if not known:
             return None
         chosen = known[self.preset]
-        given = {  # all that is text is a path
+        given = {  # every text is a path
             key: str(Path(os.path.expandvars(value)).expanduser())
             if value and isinstance(value, str)
             else value
@@ -160,7 +159,7 @@ def _check_names(plan: Plan, source: str) -> None:
             raise SettingsError(f"{source}: datasets.{name} needs either path or generated = true")
         try:
             for method in plan.methods:
-                if plan.settings_of(name, Line("", method), plan.seeds[0]).tile:
+                if plan.settings_of(name, Variant("", method), plan.seeds[0]).tile:
                     raise SettingsError(
                         "settings.tile: a benchmark shows every method the same image, resized "
                         "to input_size; leave it out"
@@ -171,33 +170,14 @@ def _check_names(plan: Plan, source: str) -> None:
             raise SettingsError(f"{source}: datasets.{name}: name the layout that is generated")
 
 
-def require_packages(plan: Plan) -> None:
-    """What the plan needs beyond the product's own dependencies, looked for before hours of work.
-
-    Raises:
-        SettingsError: packages that are not installed.
-    """
-    wanted = ["statsmodels", "matplotlib"]
-    wanted += [name for method in plan.methods for name in METHODS[method].requires]
-    missing = [name for name in wanted if not installed(name)]
-    if missing:
-        raise SettingsError(
-            f"benchmarks need {', '.join(missing)}: pip install 'cdgp[bench]', or in a clone "
-            "pip install -e '.[bench]'"
-        )
-
-
-def installed(name: str) -> bool:
-    """Whether a distribution is there."""
-    try:
-        distribution(name)
-    except PackageNotFoundError:
-        return False
-    return True
+def required_packages(plan: Plan) -> list[str]:
+    """What the plan needs beyond the product's own dependencies."""
+    of_methods = [name for method in plan.methods for name in METHODS[method].requires]
+    return list(dict.fromkeys(["statsmodels", "matplotlib", *of_methods]))
 
 
 def dataset_path(name: str, dataset: DatasetPlan) -> Path:
-    """The folder of a data set, with environment variables put in.
+    """The folder of a data set, with environment variables replaced.
 
     Raises:
         SettingsError: it names a variable that is not set.

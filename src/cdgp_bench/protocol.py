@@ -1,7 +1,7 @@
-"""Who sees what: seeded splits, label budgets, the overlap audit, and the record of it all.
+"""Which images a method may use: seeded splits, label budgets, the overlap audit, the record.
 
-Adapters receive a ``WeakSplit`` and, once trained, the paths of the test images; masks stay with
-``Prepared.manifest``, which only the metrics open.
+A method gets a ``WeakSplit`` and, once trained, the paths of the test images. Masks stay in
+``Prepared.manifest``; only the metrics read them.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ BUDGETS = (1, 2, 4, 8, 16)
 """The paper's numbers of defective training images, besides all of them."""
 
 
-class Key(NamedTuple):
-    """What a prepared split is found by."""
+class SplitKey(NamedTuple):
+    """Names one prepared split."""
 
     dataset: str
     category: str
@@ -47,12 +47,12 @@ class Prepared:
 
     @property
     def weak(self) -> WeakSplit:
-        """What an adapter may train on."""
+        """What a method may train on."""
         return self.manifest.weak_split()
 
     @cached_property
     def masks_sha256(self) -> str:
-        """Digest of the test part's masks, which decide the pixel metrics and nothing else."""
+        """Digest of the test part's masks; only the pixel metrics depend on them."""
         masks: list[list[str | None]] = [
             [self.manifest.name(s.image), *(map(digest, s.masks) if s.masks else (None,))]
             for s in self.manifest.of("test")
@@ -60,7 +60,7 @@ class Prepared:
         return hashlib.sha256(json.dumps(masks).encode()).hexdigest()
 
     def facts(self) -> dict[str, Any]:
-        """Counts and audit, as rows and records carry them."""
+        """Counts and audit, for rows and records."""
         return {
             "parts": {part: list(counts) for part, counts in self.manifest.counts().items()},
             "audit": overlaps(self.manifest),
@@ -68,12 +68,12 @@ class Prepared:
         }
 
     def record(self, folder: Path) -> None:
-        """Write who was where, with resolved paths and digests, as JSON; no mask is named."""
+        """Write each image's part, path and digests as JSON; no mask is named."""
         name = "-".join(
             str(part) for part in (self.dataset, self.category, f"seed{self.seed}",
                                    "full" if self.budget is None else f"k{self.budget}")
         )  # fmt: skip
-        told = {
+        record = {
             "dataset": self.dataset, "category": self.category, "seed": self.seed,
             "budget": self.budget,
             "selected": list(self.selected), "manifest_sha256": self.manifest.sha256,
@@ -85,7 +85,7 @@ class Prepared:
                 for s in self.manifest.samples
             ],
         }  # fmt: skip
-        write_text(folder / f"{name}.json", json.dumps(told, indent=1) + "\n")
+        write_text(folder / f"{name}.json", json.dumps(record, indent=1) + "\n")
 
 
 def prepare(
@@ -96,14 +96,14 @@ def prepare(
     seed: int,
     budget: int | None = None,
 ) -> Prepared:
-    """Split hashed images by seed, limit the labels, and audit the result.
+    """Split digested images by seed, limit the labels, and audit the result.
 
-    Stated splits are kept; otherwise a stratified ``data.test_fraction`` is held out for test. Of
-    the training part a stratified ``data.calibration_fraction`` calibrates.
+    A split in the manifest is kept; otherwise a stratified ``data.test_fraction`` is held out for
+    test. A stratified ``data.calibration_fraction`` of the training part calibrates.
 
     Raises:
         DataError: a part would lack a class.
-        LeakError: an image, by path, bytes or pixels, or a group stands in two parts.
+        LeakError: an image (by path, bytes or pixels) or a group is in two parts.
     """
     manifest = split(images, seed, data.test_fraction, data.calibration_fraction)
     if not any(s.defective for s in manifest.of("test")):
@@ -114,26 +114,26 @@ def prepare(
     if budget is not None:
         manifest = limited(manifest, chosen)
         check_leaks(manifest)
-    audited(manifest)
+    check_overlaps(manifest)
     names = tuple(manifest.name(s.image) for s in chosen)
     return Prepared(dataset, category, seed, budget, manifest, names)
 
 
 def permuted(manifest: Manifest, key: str) -> tuple[Sample, ...]:
-    """The defective training images in an order that SHA-256 draws from key and name."""
+    """The defective training images, ordered by the SHA-256 of key and name."""
 
-    def drawn(sample: Sample) -> str:
+    def position(sample: Sample) -> str:
         return hashlib.sha256(f"{key}:{manifest.name(sample.image)}".encode()).hexdigest()
 
-    return tuple(sorted((s for s in manifest.of("train") if s.defective), key=drawn))
+    return tuple(sorted((s for s in manifest.of("train") if s.defective), key=position))
 
 
 def limited(manifest: Manifest, chosen: Sequence[Sample]) -> Manifest:
-    """All good images, the test part, and the chosen defective training images alone.
+    """All good images, the test part, and of the defective training images the chosen ones.
 
-    They keep their parts. Where none of them calibrates, the first one's group does; the Dual GP
-    trains on calibration images too, so with one image that image serves both, as the paper
-    has it.
+    They keep their parts. If none of them is a calibration image, the first one and its group
+    become calibration images. The Dual GP trains on those too, so a single image serves both
+    purposes, as in the paper.
     """
     kept = {s.image for s in chosen}
     samples = [
@@ -149,23 +149,23 @@ def limited(manifest: Manifest, chosen: Sequence[Sample]) -> Manifest:
 
 
 def _bound_to(first: Sample, samples: Sequence[Sample]) -> set[Path]:
-    """All images that must stand where one stands: of its part, or with pixels of one of them."""
+    """The images that must stay in one part with ``first``: its group, and equal pixels."""
     images: set[Path] = set()
-    marks: set[tuple[str, str | None]] = {("pixels", first.pixel_sha256)}
+    keys: set[tuple[str, str | None]] = {("pixels", first.pixel_sha256)}
     while True:
         bound = [
             s for s in samples
-            if ("pixels", s.pixel_sha256) in marks or (s.group and ("group", s.group) in marks)
+            if ("pixels", s.pixel_sha256) in keys or (s.group and ("group", s.group) in keys)
         ]  # fmt: skip
         if len(bound) == len(images):
             return images
         images = {s.image for s in bound}
-        marks |= {("pixels", s.pixel_sha256) for s in bound}
-        marks |= {("group", s.group) for s in bound if s.group}
+        keys |= {("pixels", s.pixel_sha256) for s in bound}
+        keys |= {("group", s.group) for s in bound if s.group}
 
 
 def overlaps(manifest: Manifest) -> dict[str, dict[str, int]]:
-    """Images of one part that stand in another: by resolved path and by pixels."""
+    """How many images of one part are in another: by resolved path and by pixels."""
     parts = {name: manifest.of(name) for name in ("train", "calibration", "test")}
     paths = {name: {s.image.resolve() for s in part} for name, part in parts.items()}
     pixels = {name: {s.pixel_sha256 for s in part} for name, part in parts.items()}
@@ -178,21 +178,23 @@ def overlaps(manifest: Manifest) -> dict[str, dict[str, int]]:
     }
 
 
-def audited(manifest: Manifest) -> None:
-    """Refuse overlaps with the test part.
+def check_overlaps(manifest: Manifest) -> None:
+    """Check that no training image is in the test part.
 
     Raises:
-        LeakError: there is one; the message counts them.
+        LeakError: some are; the message counts them.
     """
     found = overlaps(manifest)
     bad = [f"{pair.replace('_', '–')}: {count} by {how}"
            for pair, counts in found.items() for how, count in counts.items() if count]  # fmt: skip
     if bad:
-        raise LeakError(f"{manifest.root}: images stand on two sides: {'; '.join(bad)}")
+        raise LeakError(f"{manifest.root}: images are in two parts: {'; '.join(bad)}")
 
 
-def digested(manifest: Manifest, data: DataSettings, cache: Path, progress: Progress) -> Manifest:
-    """``hashed``, remembering by size and time of change what has been decoded before.
+def cached_digests(
+    manifest: Manifest, data: DataSettings, cache: Path, progress: Progress
+) -> Manifest:
+    """``hashed``, but files that have not changed since the last call are not decoded again.
 
     Raises:
         DataError: files that cannot be used, all of them listed.
@@ -201,21 +203,21 @@ def digested(manifest: Manifest, data: DataSettings, cache: Path, progress: Prog
 
     def stamp(sample: Sample) -> list[Any]:
         facts = [path.stat() for path in (sample.image, *sample.masks)]
-        stated = [sample.sha256, sample.pixel_sha256]  # what a table states is checked once, too
+        stated = [sample.sha256, sample.pixel_sha256]  # a table's digests are checked once, too
         return [data.white_level, stated, *[[f.st_size, f.st_mtime_ns] for f in facts]]
 
     stamps = [stamp(s) for s in manifest.samples]
     new = tuple(
-        s for s, mark in zip(manifest.samples, stamps, strict=True)
-        if known.get(str(s.image), [None])[0] != mark
+        s for s, current in zip(manifest.samples, stamps, strict=True)
+        if known.get(str(s.image), [None])[0] != current
     )  # fmt: skip
     if new:
         with progress.phase(f"Reading {manifest.root.name}", len(new)) as advance:
             read = hashed(replace(manifest, samples=new), advance, data.white_level)
         found = {s.image: s for s in read.samples}
-        for s, mark in zip(manifest.samples, stamps, strict=True):
+        for s, current in zip(manifest.samples, stamps, strict=True):
             if s.image in found:
-                known[str(s.image)] = [mark, found[s.image].sha256, found[s.image].pixel_sha256]
+                known[str(s.image)] = [current, found[s.image].sha256, found[s.image].pixel_sha256]
         write_text(cache, json.dumps(known))
     entries = [known[str(s.image)] for s in manifest.samples]
     samples = [

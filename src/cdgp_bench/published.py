@@ -7,37 +7,30 @@ from typing import Any
 
 from cdgp_bench.datasets import LAYOUTS
 from cdgp_bench.formats import Table, TableRow, cell_text, markdown
-from cdgp_bench.grid import EXPERIMENTS, FULL, METHODS, SPATIAL, Line
+from cdgp_bench.grid import EXPERIMENTS, METHODS, SPATIAL, Variant
 from cdgp_bench.plan import Plan
-from cdgp_bench.tables import NAMES, PIXEL, Evidence
+from cdgp_bench.results import NAMES, PIXEL, Results
+from cdgp_bench.tables import BUDGET_COLUMNS
 
 NOT_RUN = "not run"
 SAME_INPUT = {"mvtec_ad2": (256, 256), "visa": (256, 256), "ksdd2": (704, 256)}
-BUDGET_COLUMNS = (
-    (FULL, "image_auroc"),
-    (SPATIAL, "pixel_aupro_30"),
-    (FULL, "pixel_aupro_30"),
-    (SPATIAL, "pixel_aupro_05"),
-    (FULL, "pixel_aupro_05"),
-)
-"""Of Table S11, in its order."""
 
 
-def published(evidence: Evidence) -> str:
+def published(results: Results) -> str:
     """The page, in Markdown."""
     text = (files("cdgp_bench") / "published.toml").read_text(encoding="utf-8")
     paper = tomllib.loads(text)
-    plan = evidence.plan
+    plan = results.plan
     ours = {
         dataset.layout: name
         for name, dataset in plan.datasets.items()
-        if same_protocol(plan, name) and whole(evidence, name)
+        if same_protocol(plan, name) and whole(results, name)
     }
     tables = [
-        *_main(evidence, ours, paper),
-        *_experiments(evidence, ours.get("mvtec_ad2"), paper["experiments"]),
-        _label_budget(evidence, ours.get("mvtec_ad2"), paper["label_budget"]),
-        *_per_category(evidence, ours, paper["per_category"]),
+        *_main(results, ours, paper),
+        *_experiments(results, ours.get("mvtec_ad2"), paper["experiments"]),
+        _label_budget(results, ours.get("mvtec_ad2"), paper["label_budget"]),
+        *_per_category(results, ours, paper["per_category"]),
         _paired(paper["paired"]),
     ]
     shown = "\n".join(f"## {t.title}\n\n{markdown(t, len(plan.seeds))}" for t in tables)
@@ -45,7 +38,7 @@ def published(evidence: Evidence) -> str:
     notes = "\n".join(f"- {note}" for note in paper["disagreements"]["notes"])
     return (
         "# The paper's printed numbers beside ours\n\n"
-        "Each cell: printed → ours. Ours stand only where this plan ran the paper's protocol: the "
+        "Each cell: printed → ours. Ours only where this plan ran the paper's protocol: the "
         "whole data set, its split and input size, preset `paper`, seeds 0–2, scored at that size; "
         f"elsewhere “{NOT_RUN}”. Ours of the paired contrasts: table_S1-paired.\n\n{shown}\n"
         f"## {cost['source']}: complexity\n\nPrinted: {cost['parameters_m']} M parameters, "
@@ -55,75 +48,73 @@ def published(evidence: Evidence) -> str:
     )
 
 
-def _main(evidence: Evidence, ours: Mapping[str, str], paper: Mapping[str, Any]) -> list[Table]:
+def _main(results: Results, ours: Mapping[str, str], paper: Mapping[str, Any]) -> list[Table]:
     tables = []
     for key, block in paper["main"].items():
         metrics = block["metrics"]
-        lines = []
+        rows = []
         for method, values in _values(block).items():
             title = METHODS[method].title
-            run = method in evidence.plan.methods
-            own = [_own(evidence, ours.get(key), Line(title, method), m, run) for m in metrics]
-            lines.append(_beside(title, values, own))
-        tables.append(_table(f"{block['source']}: {key}", metrics, lines))
+            run = method in results.plan.methods
+            own = [_own(results, ours.get(key), Variant(title, method), m, run) for m in metrics]
+            rows.append(_beside(title, values, own))
+        tables.append(_table(f"{block['source']}: {key}", metrics, rows))
     return tables
 
 
-def _experiments(evidence: Evidence, name: str | None, blocks: Mapping[str, Any]) -> list[Table]:
+def _experiments(results: Results, name: str | None, blocks: Mapping[str, Any]) -> list[Table]:
     tables = []
     for experiment, block in blocks.items():
-        run = name in evidence.plan.experiments.get(experiment, ())
-        by_label = {line.label: line for line in EXPERIMENTS[experiment]}
-        lines = [
-            _beside(label, values, [_own(evidence, name, by_label[label], m, run) for m in PIXEL])
+        run = name in results.plan.experiments.get(experiment, ())
+        by_label = {variant.label: variant for variant in EXPERIMENTS[experiment]}
+        rows = [
+            _beside(label, values, [_own(results, name, by_label[label], m, run) for m in PIXEL])
             for label, values in _values(block).items()
         ]
-        tables.append(_table(f"{block['source']}: {experiment}", PIXEL, lines))
+        tables.append(_table(f"{block['source']}: {experiment}", PIXEL, rows))
     return tables
 
 
-def _label_budget(evidence: Evidence, name: str | None, block: Mapping[str, Any]) -> Table:
-    run = name in evidence.plan.experiments.get("label_budget", ())
-    lines = []
+def _label_budget(results: Results, name: str | None, block: Mapping[str, Any]) -> Table:
+    run = name in results.plan.experiments.get("label_budget", ())
+    rows = []
     for key, values in _values(block).items():
         budget = None if key == "full" else int(key)
-        own = [_own(evidence, name, line, m, run, budget=budget) for line, m in BUDGET_COLUMNS]
-        lines.append(_beside(key, values, own))
-    heads = [
-        f"{NAMES[m]} {'spatial' if line is SPATIAL else 'final'}" for line, m in BUDGET_COLUMNS
-    ]
-    return _table(f"{block['source']}: label_budget", heads, lines)
+        own = [_own(results, name, v, m, run, budget=budget) for v, m in BUDGET_COLUMNS]
+        rows.append(_beside(key, values, own))
+    heads = [f"{NAMES[m]} {'spatial' if v is SPATIAL else 'final'}" for v, m in BUDGET_COLUMNS]
+    return _table(f"{block['source']}: label_budget", heads, rows)
 
 
 def _per_category(
-    evidence: Evidence, ours: Mapping[str, str], blocks: Mapping[str, Any]
+    results: Results, ours: Mapping[str, str], blocks: Mapping[str, Any]
 ) -> list[Table]:
     tables = []
-    run = "cdgp" in evidence.plan.methods
+    run = "cdgp" in results.plan.methods
     for key, block in _values(blocks).items():
         metrics = tuple(NAMES)[: 4 if key == "mvtec_ad2" else 3]
         name = ours.get(key)
-        lines = [
+        rows = [
             _beside(category, values, [
-                _own(evidence, name, Line("CDGP"), m, run, category) for m in metrics
+                _own(results, name, Variant("CDGP"), m, run, category) for m in metrics
             ])
             for category, values in block.items()
         ]  # fmt: skip
-        tables.append(_table(f"{blocks['source']}: {key}", metrics, lines))
+        tables.append(_table(f"{blocks['source']}: {key}", metrics, rows))
     return tables
 
 
 def _paired(block: Mapping[str, Any]) -> Table:
-    lines = []
+    rows = []
     for label, values in _values(block).items():
         parts = [values[i : i + 4] for i in (0, 4, 8)]
-        told = [f"{d:+.2f} [{low}, {high}] (p {p})" for d, low, high, p in parts]
-        lines.append(TableRow(label, told))
-    return _table(f"{block['source']}: paired contrasts, as printed", PIXEL, lines)
+        cells = [f"{d:+.2f} [{low}, {high}] (p {p})" for d, low, high, p in parts]
+        rows.append(TableRow(label, cells))
+    return _table(f"{block['source']}: paired contrasts, as printed", PIXEL, rows)
 
 
 def _values(block: Mapping[str, Any]) -> dict[str, Any]:
-    """A block without what describes it."""
+    """A block's numbers, without its source and metrics."""
     return {key: value for key, value in block.items() if key not in ("source", "metrics")}
 
 
@@ -146,13 +137,13 @@ def same_protocol(plan: Plan, name: str) -> bool:
     )
 
 
-def whole(evidence: Evidence, name: str) -> bool:
+def whole(results: Results, name: str) -> bool:
     """Whether all published categories were found, with the published numbers of images."""
-    published_counts = LAYOUTS[evidence.plan.datasets[name].layout].published
-    if set(evidence.categories[name]) != set(published_counts):
+    published_counts = LAYOUTS[results.plan.datasets[name].layout].published
+    if set(results.categories[name]) != set(published_counts):
         return False
     for category, counts in published_counts.items():
-        row = evidence.row(name, category, Line("CDGP"), evidence.plan.seeds[0])
+        row = results.row(name, category, Variant("CDGP"), results.plan.seeds[0])
         if counts is None or row is None:
             continue
         parts = row["parts"]
@@ -163,15 +154,15 @@ def whole(evidence: Evidence, name: str) -> bool:
 
 
 def _own(
-    evidence: Evidence, dataset: str | None, line: Line, metric: str, planned: bool,
+    results: Results, dataset: str | None, variant: Variant, metric: str, planned: bool,
     category: str | None = None, budget: int | None = None,
 ) -> str:  # fmt: skip
     if dataset is None or not planned:
         return NOT_RUN
-    if category is not None and category not in evidence.categories[dataset]:
+    if category is not None and category not in results.categories[dataset]:
         return NOT_RUN
-    found = evidence.summary(dataset, line, metric, budget, category)
-    return cell_text(found, len(evidence.plan.seeds)) if found else NOT_RUN
+    found = results.summary(dataset, variant, metric, budget, category)
+    return cell_text(found, len(results.plan.seeds)) if found else NOT_RUN
 
 
 def _beside(label: str, values: Sequence[float], own: Sequence[str]) -> TableRow:
@@ -179,5 +170,5 @@ def _beside(label: str, values: Sequence[float], own: Sequence[str]) -> TableRow
     return TableRow(label, [f"{p} → {o}" for p, o in zip(printed, own, strict=True)])
 
 
-def _table(title: str, metrics: Sequence[str], lines: Sequence[TableRow]) -> Table:
-    return Table("published", title, ["", *(NAMES.get(m, m) for m in metrics)], lines, False)
+def _table(title: str, metrics: Sequence[str], rows: Sequence[TableRow]) -> Table:
+    return Table("published", title, ["", *(NAMES.get(m, m) for m in metrics)], rows, False)

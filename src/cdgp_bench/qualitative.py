@@ -1,4 +1,4 @@
-"""One image a category, taken apart: both predictive means and the final map."""
+"""One example image a category: both predictive means and the final map."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ RULE = (
     "the defective test image of the first seed whose marked share of the image is the median "
     "of its category (of two, the smaller; equal ones by name)"
 )
-"""How the image is chosen, told with the figure."""
+"""How the image is chosen; printed below the figure."""
 
 
 class Example(NamedTuple):
@@ -68,31 +68,31 @@ def example_path(out: Path, dataset: str, category: str) -> Path:
     return out / "qualitative" / f"{dataset}-{category}.npz"
 
 
-def has_mark(path: Path, mark: str) -> bool:
-    """Whether an example is kept there, and was made by the settings and images of the mark."""
+def is_current(path: Path, cache_key: str) -> bool:
+    """Whether an example is there that was made with these settings and images."""
     if not path.is_file():
         return False
     with np.load(path) as found:
-        return "mark" in found.files and str(found["mark"]) == mark
+        return "cache_key" in found.files and str(found["cache_key"]) == cache_key
 
 
 def save_example(
     path: Path,
     prepared: Prepared,
     settings: Settings,
-    states: Path,
+    checkpoints: Path,
     progress: Progress,
-    mark: str,
+    cache_key: str,
 ) -> None:
     """Raw image, truth, mu_N, mu_A and final map of the chosen image, as one ``.npz``."""
     example = chosen_example(prepared, settings.data.white_level)
     if example is None:
         return
-    parts = cdgp.decompose(prepared.weak, settings, states, progress, example.image)
+    parts = cdgp.decompose(prepared.weak, settings, checkpoints, progress, example.image)
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(
             file,
-            mark=mark,
+            cache_key=cache_key,
             name=prepared.manifest.name(example.sample.image),
             image=np.rint(example.image * 255).astype(np.uint8),
             mask=example.mask,

@@ -55,7 +55,7 @@ def profile(
     """The curves of each image.
 
     Where there are no more distinct scores than thresholds, the curves are exact; otherwise they
-    are theirs at quantiles of the scores, joined by straight lines.
+    are taken at quantiles of the scores and joined by straight lines.
 
     Args:
         maps: anomaly maps, (H, W) each and of any sizes, finite.
@@ -89,7 +89,7 @@ def profile(
 
 
 def _thresholds(pairs: Sequence[tuple[FloatArray, BoolArray]]) -> FloatArray:
-    """Falling, from the highest score to the lowest; one of no meaning where there is no map."""
+    """Falling, from the highest score to the lowest; a single zero where there is no map."""
     if not pairs:
         return np.zeros(1)
     normal = np.sort(np.concatenate([values[~mask] for values, mask in pairs]))
@@ -129,15 +129,15 @@ def weighted_metrics(found: Profile, weights: Array) -> dict[str, Array]:
         of_region = weights[:, found.image_of]
         overlap = of_region @ found.regions / of_region.sum(1, keepdims=True)
         rates = np.hstack([start, normal / normal[:, -1:]])
-        told = {
+        metrics = {
             "image_auroc": _image_auroc(found, weights),
             "pixel_auroc": _area(rates, np.hstack([start, marked / marked[:, -1:]]), 1.0),
         }
-        told |= {
+        metrics |= {
             name: _area(rates, np.hstack([start, overlap]), limit) / limit
             for name, limit in LIMITS.items()
         }
-    return told
+    return metrics
 
 
 def _image_auroc(found: Profile, weights: Array) -> Array:

@@ -1,32 +1,74 @@
-"""Scores of the test part to metrics; the one place of the benchmark that opens masks."""
+"""Scores of the test part to metrics; the one place of the benchmark that reads masks."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from cdgp.data.manifest import Manifest
 from cdgp.evaluation import MapFile, odd_images, pixel_metrics, true_mask
-from cdgp.inference import resized
+from cdgp.method.calibration import upsample
 from cdgp.metrics.ranking import image_auroc
 from cdgp.metrics.reliability import expected_calibration_error
+from cdgp.progress import Progress, Quiet
 from cdgp_bench.methods import Fitted
 
 METRICS = ("image_auroc", "pixel_auroc", "pixel_aupro_30", "pixel_aupro_05")
-Row = dict[str, Any]
 
 
-def cell_name(row: Mapping[str, Any]) -> str:
-    """A row in words."""
-    name = f"{row['dataset']}/{row['category']} {row['method']} {row['setting']} seed {row['seed']}"
-    return name if row["budget"] is None else f"{name} k={row['budget']}"
+class Scores(NamedTuple):
+    """A method's scores of n test images."""
+
+    image_scores: list[float]
+    defective: NDArray[np.bool_]
+    masks: list[NDArray[np.bool_] | None]
+    """(H, W) each; None where the image takes no part in the pixel metrics."""
+    maps: dict[str, MapFile]
+    """``final`` and, where asked for, the branches; of the images with a mask."""
+    notes: dict[str, list[str]]
+    """Names of odd images."""
+
+
+def scores_of(
+    fitted: Fitted,
+    manifest: Manifest,
+    size: tuple[int, int] | None,
+    branches: bool,
+    progress: Progress,
+) -> Scores:
+    """Score the test part; a mask is read once its image is scored.
+
+    Args:
+        fitted: the method.
+        manifest: with the test part and its masks.
+        size: (height, width) that maps and masks are brought to; None is each image's own.
+        branches: whether the maps of branches are kept, too.
+        progress: where to show the progress.
+    """
+    samples = manifest.of("test")
+    labels = np.array([bool(s.defective) for s in samples])
+    found = Scores([], labels, [], defaultdict(MapFile), defaultdict(list))
+    with progress.phase("Scoring", len(samples)) as advance:
+        for sample, scored in zip(samples, fitted.score([s.image for s in samples]), strict=True):
+            found.image_scores.append(scored.image_score)
+            target = size or scored.size
+            name = manifest.name(sample.image)
+            found.masks.append(true_mask(sample, scored.size, target, name, found.notes))
+            if found.masks[-1] is not None:
+                found.maps["final"].append(at_size(scored.anomaly_map, target))
+                for branch, values in scored.branches.items() if branches else ():
+                    found.maps[branch].append(at_size(values, target))
+            advance()
+    return found
 
 
 def score_test(
     fitted: Fitted, manifest: Manifest, size: tuple[int, int] | None, details: bool
-) -> Row:
-    """Metrics over the test part; a mask is read once its image is scored.
+) -> dict[str, Any]:
+    """Metrics over the test part, as a row holds them.
 
     Args:
         fitted: the method.
@@ -35,45 +77,42 @@ def score_test(
         details: whether branches and kinds of defects get metrics of their own.
     """
     samples = manifest.of("test")
-    stores: dict[str, MapFile] = defaultdict(MapFile)
-    masks, names, kinds, image_scores = [], [], [], []
-    notes: dict[str, list[str]] = defaultdict(list)
-    for sample, scored in zip(samples, fitted.score([s.image for s in samples]), strict=True):
-        image_scores.append(scored.image_score)
-        name = manifest.name(sample.image)
-        target = size or scored.size
-        mask = true_mask(sample, scored.size, target, name, notes)
-        if mask is None:
-            continue
-        stores["final"].append(resized(scored.anomaly_map, target))
-        for branch, values in scored.branches.items() if details else ():
-            stores[branch].append(resized(values, target))
-        masks.append(mask)
-        names.append(name)
-        kinds.append(kind_of(sample.image.stem) if sample.defective else None)
-    labels = np.array([s.defective for s in samples])
-    ranking = image_auroc(image_scores, labels)
-    row: Row = {"image_auroc": ranking.value, "image_auroc_reason": ranking.reason}
-    row |= pixel_metrics(stores["final"].maps(), masks, names)
-    row["metric_size"] = "input" if size else "native"
+    found = scores_of(fitted, manifest, size, details, Quiet())
+    inside = [s for s, mask in zip(samples, found.masks, strict=True) if mask is not None]
+    masks = [mask for mask in found.masks if mask is not None]
+    names = [manifest.name(s.image) for s in inside]
+    ranking = image_auroc(found.image_scores, found.defective)
+    row = {
+        "image_auroc": ranking.value,
+        "image_auroc_reason": ranking.reason,
+        **pixel_metrics(found.maps["final"].maps(), masks, names),
+        "metric_size": "input" if size else "native",
+    }
     if fitted.probability:
-        row["image_ece"] = expected_calibration_error(image_scores, labels).value
+        ece = expected_calibration_error(found.image_scores, found.defective)
+        row["image_ece"] = ece.value
     if details:
+        kinds = [kind_of(s.image.stem) if s.defective else None for s in inside]
+        maps = {branch: store.maps() for branch, store in found.maps.items()}
         row["branches"] = {
-            branch: _short(pixel_metrics(store.maps(), masks, names))
-            for branch, store in stores.items()
-            if branch != "final"
-        }
+            branch: _short(pixel_metrics(values, masks, names))
+            for branch, values in maps.items() if branch != "final"
+        }  # fmt: skip
         row["kinds"] = {
-            branch: kind_metrics(store.maps(), masks, names, kinds)
-            for branch, store in stores.items()
+            branch: kind_metrics(values, masks, names, kinds) for branch, values in maps.items()
         }
-    row["notes"] = odd_images(notes, samples)
+    row["notes"] = odd_images(found.notes, samples)
     return row
 
 
+def at_size(values: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
+    """A map (h, w) at another (height, width), bilinear."""
+    found: NDArray[np.float32] = upsample(torch.from_numpy(values)[None], size)[0].numpy()
+    return found
+
+
 def kind_of(stem: str) -> str | None:
-    """The defect's kind where the file's name tells it, as in ``blowhole_exp1_num_108719``."""
+    """The kind of defect where the file's name holds it, as in ``blowhole_exp1_num_108719``."""
     kind, found, _ = stem.partition("_exp")
     return kind if found else None
 
@@ -82,17 +121,14 @@ def kind_metrics(
     maps: Sequence[Any], masks: Sequence[Any], names: Sequence[str], kinds: Sequence[str | None]
 ) -> dict[str, Any]:
     """Pixel metrics of each kind of defect against all good images."""
-    told = {}
     good = [i for i, mask in enumerate(masks) if not mask.any()]
+    metrics = {}
     for kind in sorted({k for k in kinds if k}):
         chosen = good + [i for i, k in enumerate(kinds) if k == kind]
-        told[kind] = _short(
-            pixel_metrics(
-                [maps[i] for i in chosen], [masks[i] for i in chosen], [names[i] for i in chosen]
-            )
-        )
-    return told
+        of_kind = [(maps[i], masks[i], names[i]) for i in chosen]
+        metrics[kind] = _short(pixel_metrics(*zip(*of_kind, strict=True)))
+    return metrics
 
 
-def _short(metrics: Row) -> Row:
+def _short(metrics: dict[str, Any]) -> dict[str, float]:
     return {key: round(metrics[key], 4) for key in METRICS[1:] if metrics[key] is not None}

@@ -31,11 +31,11 @@ def make_dataset(
 ) -> Manifest:
     """Writes images of one brushed surface to `good/` and `defective/`, `masks/`, `manifest.csv`.
 
-    Arguments:
+    Args:
         folder: Made where it is missing; files of equal names are overwritten.
         good: Number of images without a defect.
         defective: Number of images with one defect each.
-        size: (height, width) of every pixels.
+        size: (height, width) of every image.
         seed: Equal seeds write equal pixels; every image of a seed differs.
 
     Returns:
@@ -69,7 +69,7 @@ def plant_defect(image: Floats, rng: np.random.Generator) -> tuple[Floats, NDArr
     Edges are feathered. The mask marks the pixels that changed visibly, 0.05-3 % of the image
     (at least 1 pixel, and up to 4 pixels in a tiny image). The input is not changed.
 
-    Arguments:
+    Args:
         image: HWC float32 RGB in [0, 1].
         rng: The only source of randomness.
 
@@ -92,7 +92,7 @@ def plant_defect(image: Floats, rng: np.random.Generator) -> tuple[Floats, NDArr
 def make_surface(size: tuple[int, int], rng: np.random.Generator) -> Floats:
     """Brushed grain, cloudy base and a slight gradient of light, rounded as 8 bits store it.
 
-    Arguments:
+    Args:
         size: (height, width).
         rng: The only source of randomness.
 

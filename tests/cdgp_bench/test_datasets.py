@@ -46,9 +46,9 @@ def test_mvtec_ad2_pools_all_public_images(tmp_path: Path) -> None:
         if s.masks:
             assert s.masks[0].name == f"{s.image.stem}_mask.png"
             assert read_masks(s.masks, (80, 64)).any()
-    told = against_published(LAYOUTS["mvtec_ad2"], found)
-    assert "can: unsplit 18 good + 12 defective" in told
-    assert "walnuts: missing" in told
+    lines = against_published(LAYOUTS["mvtec_ad2"], found)
+    assert "can: unsplit 18 good + 12 defective" in lines
+    assert "walnuts: missing" in lines
 
 
 def test_ksdd2_takes_the_label_from_the_full_size_mask(tmp_path: Path) -> None:
@@ -77,10 +77,10 @@ def test_ksdd2_names_what_is_missing(tmp_path: Path) -> None:
         ksdd2(tmp_path / "train")
 
 
-def test_ksdd2_counts_are_held_against_print(tmp_path: Path) -> None:
+def test_ksdd2_counts_are_compared_with_print(tmp_path: Path) -> None:
     ksdd2_tree(tmp_path, good=6, bad=3)
-    (told,) = against_published(LAYOUTS["ksdd2"], ksdd2(tmp_path))
-    assert told.endswith("(published: train 2085 + 246, test 894 + 110)")
+    (line,) = against_published(LAYOUTS["ksdd2"], ksdd2(tmp_path))
+    assert line.endswith("(published: train 2085 + 246, test 894 + 110)")
 
 
 def test_visa_follows_its_table(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_generated_trees_read_back(layout: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["mvtec_ad", "mvtec_ad2", "ksdd2", "visa"])
-def test_a_missing_or_foreign_folder_is_told(layout: str, tmp_path: Path) -> None:
+def test_a_missing_or_foreign_folder_is_named(layout: str, tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(DataError, match=str(folder)):
             LAYOUTS[layout].load(folder)

@@ -1,8 +1,9 @@
-"""Who sees what: label budgets, the overlap audit, masks at the scored size, remembered digests."""
+"""Label budgets, the overlap audit, masks at the scored size, cached digests."""
 
 import json
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from cdgp.evaluation import true_mask
 from cdgp.presets import DataSettings
 from cdgp.progress import Quiet
 from cdgp_bench import protocol
-from cdgp_bench.protocol import digested, overlaps, prepare
+from cdgp_bench.protocol import cached_digests, overlaps, prepare
 from cdgp_bench.synthetic import make_dataset
 
 DATA = DataSettings()
@@ -82,7 +83,7 @@ def test_moving_the_positive_moves_its_group(tmp_path: Path) -> None:
 
 
 def planted(tmp_path: Path, how: str) -> Manifest:
-    """A stated split in which a training image stands in test as well."""
+    """A given split in which a training image is in test, too."""
     made = make_dataset(tmp_path, good=12, defective=8)
     split = [
         replace(s, split="test" if i % 3 == 0 else "train") for i, s in enumerate(made.samples)
@@ -104,7 +105,7 @@ def test_the_audit_stops_a_planted_leak(how: str, tmp_path: Path) -> None:
         prepare("d", "c", manifest, DATA, 0)
     assert overlaps(manifest)["train_test"] == {"path": 0, "pixel": 1}
     with pytest.raises(LeakError, match="train–test: 1 by pixel"):
-        protocol.audited(manifest)
+        protocol.check_overlaps(manifest)
 
 
 def test_the_audit_follows_links(tmp_path: Path) -> None:
@@ -119,15 +120,15 @@ def test_the_audit_follows_links(tmp_path: Path) -> None:
 def test_records_name_images_and_no_mask(images: Manifest, tmp_path: Path) -> None:
     part = prepare("d", "c", images, DATA, 1, 2)
     part.record(tmp_path)
-    told = json.loads((tmp_path / "d-c-seed1-k2.json").read_text())
-    assert told["selected"] == list(part.selected)
-    assert told["effective_budget"] == 2
-    assert told["audit"] == {
+    record = json.loads((tmp_path / "d-c-seed1-k2.json").read_text())
+    assert record["selected"] == list(part.selected)
+    assert record["effective_budget"] == 2
+    assert record["audit"] == {
         "calibration_test": {"path": 0, "pixel": 0},
         "train_test": {"path": 0, "pixel": 0},
     }
-    assert len(told["pictures"]) == len(part.manifest.samples)
-    for entry in told["pictures"]:
+    assert len(record["pictures"]) == len(part.manifest.samples)
+    for entry in record["pictures"]:
         assert Path(entry["path"]).is_absolute()
         assert len(entry["sha256"]) == len(entry["pixel_sha256"]) == 64
     assert "mask" not in (tmp_path / "d-c-seed1-k2.json").read_text().replace(str(tmp_path), "")
@@ -143,7 +144,7 @@ def test_training_cannot_reach_masks_or_test_images(images: Manifest) -> None:
     assert not test & {s.image for s in (*part.weak.fit, *part.weak.calibration, *part.weak.train)}
 
 
-def test_a_test_part_without_defects_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_a_test_part_without_defects_is_an_error(tmp_path: Path) -> None:
     made = make_dataset(tmp_path, good=12, defective=6)
     split = [replace(s, split="train" if s.defective or i % 2 else "test")
              for i, s in enumerate(made.samples)]  # fmt: skip
@@ -162,7 +163,7 @@ def test_masks_shrink_by_nearest_neighbour() -> None:
     assert resize_mask(mask, (635, 230)) is mask
 
 
-def test_a_defect_that_vanishes_is_told_and_keeps_its_label(tmp_path: Path) -> None:
+def test_a_defect_that_vanishes_is_noted_and_keeps_its_label(tmp_path: Path) -> None:
     mask = np.zeros((640, 240), np.uint8)
     mask[1, 1] = mask[1, 2] = 255
     Image.fromarray(mask).save(tmp_path / "m.png")
@@ -187,31 +188,34 @@ def test_digests_are_remembered_until_the_file_changes(
 ) -> None:
     made = make_dataset(tmp_path / "data", good=4, defective=2)
     cache = tmp_path / "digests.json"
-    first = digested(made, DATA, cache, Quiet())
+    first = cached_digests(made, DATA, cache, Quiet())
     assert first == hashed(made)
     read: list[int] = []
-    monkeypatch.setattr(
-        protocol, "hashed", lambda m, *rest: (read.append(len(m.samples)), hashed(m, *rest))[1]
-    )
-    assert digested(made, DATA, cache, Quiet()) == first
+
+    def counted(manifest: Manifest, *rest: Any) -> Manifest:
+        read.append(len(manifest.samples))
+        return hashed(manifest, *rest)
+
+    monkeypatch.setattr(protocol, "hashed", counted)
+    assert cached_digests(made, DATA, cache, Quiet()) == first
     assert read == []
     changed = made.samples[0].image
     Image.open(made.samples[1].image).save(changed)
-    again = digested(made, DATA, cache, Quiet())
+    again = cached_digests(made, DATA, cache, Quiet())
     assert read == [1]
     assert again == hashed(made) != first
 
 
 def test_stated_digests_are_checked_once(tmp_path: Path) -> None:
-    """A table's digests are no way around the audit: files that changed since are refused."""
+    """A table's digests do not bypass the audit: files that changed since are refused."""
     made = hashed(make_dataset(tmp_path / "data", good=4, defective=2))
     cache = tmp_path / "digests.json"
-    assert digested(made, DATA, cache, Quiet()) == made
+    assert cached_digests(made, DATA, cache, Quiet()) == made
     first, second = made.samples[:2]
     first.image.write_bytes(second.image.read_bytes())
     for _ in range(2):
         with pytest.raises(DataError, match="is not the file that the manifest was made with"):
-            digested(made, DATA, cache, Quiet())
+            cached_digests(made, DATA, cache, Quiet())
 
 
 def test_masks_have_a_digest_of_their_own(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from cdgp.errors import DataError
 from cdgp.metrics.ranking import image_auroc, pixel_auroc
@@ -21,10 +22,15 @@ from cdgp_bench.resampling import (
 SIZES = ((20, 30), (14, 9), (25, 25), (8, 40), (16, 16), (12, 12))
 
 
-def images(seed: int, levels: int) -> tuple[list, list, list, list]:
+Images = tuple[list[NDArray[np.float64]], list[NDArray[np.bool_] | None], list[float], list[bool]]
+"""Maps, masks, scores, labels."""
+
+
+def images(seed: int, levels: int) -> Images:
     """Maps of few or many levels; the third image has no mask, two are good."""
     rng = np.random.default_rng(seed)
-    maps, masks = [], []
+    maps: list[NDArray[np.float64]] = []
+    masks: list[NDArray[np.bool_] | None] = []
     for index, size in enumerate(SIZES):
         mask = np.zeros(size, bool)
         if index < 4:
@@ -36,30 +42,30 @@ def images(seed: int, levels: int) -> tuple[list, list, list, list]:
     return maps, masks, list(rng.normal(size=6).round(1)), [True] * 4 + [False] * 2
 
 
-def copied(found: tuple[list, list, list, list], weights: np.ndarray) -> dict[str, float]:
-    """The exact metrics over images that stand there as often as they were drawn."""
-    times = weights.astype(int)
-    maps, masks, scores, labels = ([x for x, n in zip(v, times, strict=True) for _ in range(n)]
-                                   for v in found)  # fmt: skip
-    inside = [i for i, mask in enumerate(masks) if mask is not None]
-    pairs = [maps[i] for i in inside], [masks[i] for i in inside]
-    regions = aupro(*pairs)
-    return {
-        "image_auroc": image_auroc(scores, labels).value,
-        "pixel_auroc": pixel_auroc(*pairs).value,
+def copied(found: Images, weights: NDArray[np.float64]) -> dict[str, float]:
+    """The exact metrics over as many copies of each image as were drawn."""
+    maps, masks, scores, labels = found
+    drawn = np.repeat(np.arange(len(maps)), weights.astype(int))
+    pairs = [(maps[i], mask) for i in drawn if (mask := masks[i]) is not None]
+    inside, marked = [p[0] for p in pairs], [p[1] for p in pairs]
+    regions = aupro(inside, marked)
+    exact = {
+        "image_auroc": image_auroc([scores[i] for i in drawn], [labels[i] for i in drawn]).value,
+        "pixel_auroc": pixel_auroc(inside, marked).value,
         "pixel_aupro_30": regions[0.3].value,
         "pixel_aupro_05": regions[0.05].value,
     }
+    return {name: value for name, value in exact.items() if value is not None}
 
 
 @pytest.mark.parametrize("levels", [10, 10**6])
 def test_weighted_metrics_are_those_of_copied_images(levels: int) -> None:
     found = images(0, levels)
     weights = np.array([[1, 1, 1, 1, 1, 1], [2, 0, 1, 0, 3, 1], [0, 1, 0, 2, 0, 4]], float)
-    told = weighted_metrics(profile(*found), weights)
+    metrics = weighted_metrics(profile(*found), weights)
     for row, drawn in enumerate(weights):
         exact = copied(found, drawn)
-        assert {k: told[k][row] for k in exact} == pytest.approx(exact, abs=1e-12)
+        assert {k: metrics[k][row] for k in exact} == pytest.approx(exact, abs=1e-12)
 
 
 def test_many_scores_are_cut_close_to_the_exact_curve() -> None:
@@ -67,13 +73,14 @@ def test_many_scores_are_cut_close_to_the_exact_curve() -> None:
     mask = np.zeros((300, 300), bool)
     mask[100:140, 50:90] = mask[200:203, 200:260] = True
     maps = [rng.normal(size=mask.shape) + 1.5 * mask, rng.normal(size=mask.shape)]
-    found = maps, [mask, np.zeros_like(mask)], [1.0, 0.0], [True, False]
+    masks: list[NDArray[np.bool_] | None] = [mask, np.zeros_like(mask)]
+    found = maps, masks, [1.0, 0.0], [True, False]
     kept = profile(*found)
     assert kept.normal.shape[1] < 3100
     for weights in (np.array([1.0, 1.0]), np.array([1.0, 5.0])):
-        told = weighted_metrics(kept, weights[None])
+        metrics = weighted_metrics(kept, weights[None])
         exact = copied(found, weights)
-        assert {k: v[0] for k, v in told.items()} == pytest.approx(exact, abs=2.5e-4)
+        assert {k: v[0] for k, v in metrics.items()} == pytest.approx(exact, abs=2.5e-4)
 
 
 def test_regions_average_to_aupro() -> None:
@@ -108,24 +115,30 @@ def test_interval_against_all_draws() -> None:
     spread = np.repeat(metrics[0] - metrics[1], times)
     exact = np.percentile(spread[~np.isnan(spread)], [2.5, 97.5])
     weights = group_draws(groups, 40_000, seed=2)
-    told = difference(*(resampled(k, weights) for k in kept), "pixel_aupro_30")
-    assert told is not None
+    first, second = (resampled(k, weights) for k in kept)
+    found_difference = difference(first, second, "pixel_aupro_30")
+    assert found_difference is not None
     width = exact[1] - exact[0]
-    assert [told.low, told.high] == pytest.approx(exact.tolist(), abs=0.03 * width)
+    assert [found_difference.low, found_difference.high] == pytest.approx(
+        exact.tolist(), abs=0.03 * width
+    )
     wider = np.nanpercentile(spread, [0.5, 99.5])
     assert np.abs(wider - exact).max() > 0.06 * width  # so that one of 99 % would be seen
     # Draws of good images and the one without a mask have no marked pixel, and are left out.
     undefined = (weights[:, [0, 1, 3]].sum(1) == 0).sum()
-    assert told.draws == 40_000 - undefined < 40_000
-    first, second = (copied(f[:2] + found[0][2:], np.ones(6))["pixel_aupro_30"] for f in found)
-    assert told.value == pytest.approx(first - second, abs=1e-12)
+    assert found_difference.draws == 40_000 - undefined < 40_000
+    scores, labels = found[0][2:]
+    exact_values = [copied((*f[:2], scores, labels), np.ones(6))["pixel_aupro_30"] for f in found]
+    assert found_difference.value == pytest.approx(exact_values[0] - exact_values[1], abs=1e-12)
 
 
 def test_a_method_against_itself_and_without_defects() -> None:
     found = images(7, 10)
     kept, weights = profile(*found), group_draws(list("aabbcc"), 200)
     same = resampled(kept, weights)
-    assert {difference(same, same, metric)[:3] for metric in same.whole} == {(0, 0, 0)}
+    for metric in same.whole:
+        none = difference(same, same, metric)
+        assert none is not None and none[:3] == (0, 0, 0)
     maps, _, scores, _ = found
     good = profile(maps, [np.zeros(m.shape, bool) for m in maps], scores, [False] * 6)
     same = resampled(good, weights)
@@ -134,12 +147,12 @@ def test_a_method_against_itself_and_without_defects() -> None:
 
 def test_images_without_masks_have_image_metrics() -> None:
     maps, _, scores, labels = images(9, 10)
-    told = weighted_metrics(profile(maps, [None] * 6, scores, labels), np.ones((1, 6)))
-    assert told["image_auroc"][0] == pytest.approx(image_auroc(scores, labels).value)
-    assert all(np.isnan(told[k][0]) for k in told if k != "image_auroc")
+    metrics = weighted_metrics(profile(maps, [None] * 6, scores, labels), np.ones((1, 6)))
+    assert metrics["image_auroc"][0] == pytest.approx(image_auroc(scores, labels).value)
+    assert all(np.isnan(metrics[k][0]) for k in metrics if k != "image_auroc")
 
 
-def test_faults_are_told() -> None:
+def test_faults_are_errors() -> None:
     maps, masks, scores, labels = images(8, 10)
     with pytest.raises(DataError, match="non-finite"):
         profile([maps[0] * np.nan, *maps[1:]], masks, scores, labels)

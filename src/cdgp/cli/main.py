@@ -1,11 +1,10 @@
 """The command line. Commands import what they need when they run, so that help comes at once."""
 
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
-from cdgp.cli.bench_latency import bench_latency
-from cdgp.cli.benchmark import benchmark
 from cdgp.cli.check import check
 from cdgp.cli.common import INTERRUPTED, escape_unprintable, say
 from cdgp.cli.demo import demo
@@ -30,8 +29,8 @@ app.command()(predict)
 app.command()(evaluate)
 app.command()(export)
 app.command()(demo)
-app.command()(benchmark)
-app.command()(bench_latency)
+for entry in entry_points(group="cdgp.commands"):
+    app.command(entry.name)(entry.load())
 
 
 def show_version(wanted: bool) -> None:

@@ -1,13 +1,13 @@
 """What a prediction costs in each runtime: latency, throughput, memory, cold start, stages.
 
-Every model file runs in a process of its own, and single runs of all files take turns, so that what
-else the machine does meets them alike.
+Every model file runs in a process of its own, and single runs of all files take turns, so that all
+of them meet the same load of the machine.
 """
 
-import multiprocessing
+import contextlib
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,23 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from cdgp.data.images import to_input
-from cdgp.errors import CdgpError, LatencyError, OutputError
-from cdgp.files import atomic_write
 from cdgp.inference import Detector, find_regions, load
 from cdgp.method.calibration import fuse, upsample
 from cdgp.progress import Progress
 from cdgp.runtimes import TorchRuntime
-from cdgp_bench.measure.complexity import machine, peak_memory, start_peak_memory, wait_for
+from cdgp_bench.figures import new_figure, save_figure
+from cdgp_bench.measure.harness import (
+    PAUSE,
+    Worker,
+    alternate,
+    machine,
+    peak_memory,
+    reset_peak_memory,
+    seconds_of,
+)
 
 WARM_UPS = 5
 BATCHES = (1, 2, 4, 8, 16)
-PAUSE = 0.05
-"""Seconds between runs, in which the threads of the last runtime go to sleep; those of onnxruntime
-take more than 20 ms, and until then slow down whatever runs next."""
 
 
 def measure(
@@ -40,7 +44,7 @@ def measure(
         paths: runs, model files and exported files.
         threads: each runtime's own choice where None.
         runs: timed runs of each file.
-        progress: where to tell the progress.
+        progress: where to show the progress.
 
     Returns:
         ``machine``, ``threads``, ``runs`` and ``files``: for each of them ``runtime``,
@@ -51,101 +55,63 @@ def measure(
     Raises:
         CdgpError: a file that cannot be loaded.
     """
-    context = multiprocessing.get_context("spawn")
-    workers, found = [], []
-    try:
+    with contextlib.ExitStack() as stack:
+        workers, found = [], []
         for path in paths:
-            began = time.monotonic()
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, path, threads), daemon=True)
-            process.start()
-            theirs.close()
-            workers.append((process, ours))
-            facts = _ask(ours, None)
-            found.append({"file": str(path), **facts, "cold_start_s": time.monotonic() - began})
-        seconds = alternate([_turn(ours, 1) for _, ours in workers], runs, progress)
-        for facts, times, (_, ours) in zip(found, seconds, workers, strict=True):
-            told = 1000 * np.array(times)
+            began = time.perf_counter()
+            worker = stack.enter_context(Worker(_Model, path, threads))
+            seconds = time.perf_counter() - began
+            workers.append(worker)
+            found.append({"file": str(path), **worker.call("facts"), "cold_start_s": seconds})
+
+        def timed(batch: int, count: int) -> list[list[float]]:
+            turns = {str(i): partial(w.call, "run", batch) for i, w in enumerate(workers)}
+            with progress.phase("Timing", (WARM_UPS + count) * len(turns)) as advance:
+                return list(alternate(turns, count, WARM_UPS, PAUSE, advance).values())
+
+        for facts, times, worker in zip(found, timed(1, runs), workers, strict=True):
+            latency = 1000 * np.array(times)
             facts["latency_ms"] = {
-                "median": float(np.median(told)), "p95": float(np.percentile(told, 95)),
+                "median": float(np.median(latency)), "p95": float(np.percentile(latency, 95)),
             }  # fmt: skip
-            facts["peak_memory_mib"] = _ask(ours, ("memory",))
-            facts |= _ask(ours, ("stages", runs))
-        few = max(3, runs // 10)
+            facts["peak_memory_mib"] = worker.call("peak")
+            facts |= worker.call("stages", runs)
         for batch in BATCHES:
-            turns = [_turn(ours, batch) for _, ours in workers]
-            for facts, times in zip(found, alternate(turns, few, progress), strict=True):
+            for facts, times in zip(found, timed(batch, max(3, runs // 10)), strict=True):
                 facts.setdefault("throughput", {})[batch] = batch / float(np.median(times))
-    finally:
-        for process, _ in workers:
-            process.kill()
-            process.join()
     return {"machine": machine(), "threads": threads, "runs": runs, "files": found}
 
 
-def alternate(
-    turns: Sequence[Callable[[], float]], runs: int, progress: Progress
-) -> list[list[float]]:
-    """Seconds of ``runs`` runs of each, taking turns, after some that do not count."""
-    seconds: list[list[float]] = [[] for _ in turns]
-    with progress.phase("Timing", (WARM_UPS + runs) * len(turns)) as advance:
-        for index in range(WARM_UPS + runs):
-            for turn, kept in zip(turns, seconds, strict=True):
-                time.sleep(PAUSE)
-                spent = turn()
-                if index >= WARM_UPS:
-                    kept.append(spent)
-                advance()
-    return seconds
+class _Model:
+    """A model file in the process that measures it."""
 
+    def __init__(self, path: Path, threads: int | None) -> None:
+        self.detector = load(path, threads)
+        self.device = getattr(self.detector.runtime, "device", torch.device("cpu"))
+        self.inputs = {
+            b: torch.rand(b, 3, *self.detector.settings.input_size,
+                          generator=torch.Generator().manual_seed(b))
+            for b in BATCHES
+        }  # fmt: skip
+        reset_peak_memory(self.device)
+        self.run(1)  # the first one plans and takes its memory
 
-def _turn(pipe: Connection, batch: int) -> Callable[[], float]:
-    """One run of a worker, in seconds."""
-    return lambda: float(_ask(pipe, ("run", batch)))
+    def facts(self) -> dict[str, Any]:
+        return {
+            "runtime": self.detector.runtime.name,
+            "precision": precision_of(self.detector),
+            "input_size": list(self.detector.settings.input_size),
+            "device": self.device.type,
+        }
 
+    def run(self, batch: int) -> float:
+        return seconds_of(lambda: self.detector.runtime.run(self.inputs[batch]))
 
-def _ask(pipe: Connection, question: tuple[Any, ...] | None) -> Any:
-    """What a worker answers; ``None`` waits for what it says of itself when it is ready."""
-    try:
-        if question is not None:
-            pipe.send(question)
-        answer = pipe.recv()
-    except (EOFError, OSError):
-        raise LatencyError("a measuring process ended early; is there enough memory?") from None
-    if isinstance(answer, CdgpError):
-        raise answer
-    return answer
+    def peak(self) -> float | None:
+        return peak_memory(self.device).mib
 
-
-def _work(pipe: Connection, path: Path, threads: int | None) -> None:
-    """A measuring process: loads one file, then does what it is told."""
-    try:
-        detector = load(path, threads)
-        size = detector.settings.input_size
-        device = getattr(detector.runtime, "device", torch.device("cpu"))
-        inputs = {b: torch.rand(b, 3, *size, generator=torch.Generator().manual_seed(b))
-                  for b in BATCHES}  # fmt: skip
-        start_peak_memory(device)
-        detector.runtime.run(inputs[1])  # the first one plans and takes its memory
-    except CdgpError as error:
-        pipe.send(error)
-        return
-    pipe.send({
-        "runtime": detector.runtime.name,
-        "precision": precision_of(detector),
-        "input_size": list(size),
-        "device": device.type,
-    })  # fmt: skip
-    while True:
-        what, *arguments = pipe.recv()
-        if what == "run":
-            began = time.perf_counter()
-            detector.runtime.run(inputs[arguments[0]])
-            pipe.send(time.perf_counter() - began)
-        elif what == "memory":
-            pipe.send(peak_memory(device)[0])
-        else:
-            pipe.send(stages(detector, inputs[1], arguments[0]))
+    def stages(self, runs: int) -> dict[str, Any]:
+        return stages(self.detector, self.inputs[1], runs)
 
 
 def precision_of(detector: Detector) -> str:
@@ -196,19 +162,13 @@ def stages(detector: Detector, images: torch.Tensor, runs: int) -> dict[str, Any
         ],
         "regions": lambda: find_regions(native, detector.region_level),
     }
-    times: dict[str, list[float]] = {name: [] for name in work}
-    for index in range(WARM_UPS + runs):
-        for name, task in work.items():
-            began = time.perf_counter()
-            task()
-            wait_for(device)
-            if index >= WARM_UPS:
-                times[name].append(1000 * (time.perf_counter() - began))
+    turns = {name: partial(seconds_of, task, device) for name, task in work.items()}
+    times = alternate(turns, runs, WARM_UPS)
     times["residual"] = [a - b for a, b in zip(times["residual"], times["student"], strict=True)]
     return {
         "parameters": sum(p.numel() for p in graph.parameters()),
         "macs": counter.get_total_flops() // 2,
-        "stages_ms": {name: max(0.0, float(np.median(t))) for name, t in times.items()},
+        "stages_ms": {n: max(0.0, 1000 * float(np.median(t))) for n, t in times.items()},
     }
 
 
@@ -218,36 +178,36 @@ def plot(found: dict[str, Any], path: Path) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    from matplotlib.figure import Figure
-
     files = found["files"]
     staged = [facts for facts in files if "stages_ms" in facts]
-    figure = Figure(figsize=(9, 1.4 + 0.45 * len(files) + (1.2 if staged else 0)),
-                    layout="constrained")  # fmt: skip
-    axes = figure.subplots(1 + bool(staged), 1, squeeze=False)[:, 0]
-    names = [f"{Path(f['file']).name}: {f['runtime']}, {f['precision']}" for f in files]
-    medians = [f["latency_ms"]["median"] for f in files]
-    axes[0].barh(range(len(files)), medians, color="#0072b2")
-    axes[0].set_yticks(range(len(files)), names)  # by place: two files may have one name
-    for place, facts in enumerate(files):
-        told = facts["latency_ms"]
-        axes[0].plot([told["median"], told["p95"]], [place, place], color="#222222", linewidth=1)
-        axes[0].text(told["p95"], place, f"  {told['median']:.1f} ms", va="center", fontsize=8)
-    axes[0].set_xlim(0, 1.2 * max(f["latency_ms"]["p95"] for f in files))
-    axes[0].invert_yaxis()
-    axes[0].set_title("One image: median, line to the 95th percentile, in ms", fontsize=9)
+    size = 9, 1.4 + 0.45 * len(files) + (1.2 if staged else 0)
+    figure, axes = new_figure(1 + bool(staged), 1, size)
+    _plot_latency(axes[0, 0], files)
     if staged:
-        start, total = 0.0, sum(staged[0]["stages_ms"].values())
-        colours = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999",
-                   "#f0e442"]  # fmt: skip
-        for (name, ms), colour in zip(staged[0]["stages_ms"].items(), colours, strict=True):
-            axes[1].barh(["torch"], [ms], left=start, color=colour,
-                         label=f"{name} {100 * ms / total:.0f} %")  # fmt: skip
-            start += ms
-        axes[1].legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.3))
-        axes[1].set_title("Stages in torch, in ms", fontsize=9)
-    try:
-        with atomic_write(path) as temporary:
-            figure.savefig(temporary, dpi=150, format="png", metadata={"Software": None})
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+        _plot_stages(axes[1, 0], staged[0]["stages_ms"])
+    save_figure(figure, path)
+
+
+def _plot_latency(axis: Any, files: Sequence[dict[str, Any]]) -> None:
+    names = [f"{Path(f['file']).name}: {f['runtime']}, {f['precision']}" for f in files]
+    latencies = [f["latency_ms"] for f in files]
+    axis.barh(range(len(files)), [ms["median"] for ms in latencies], color="#0072b2")
+    axis.set_yticks(range(len(files)), names)  # by place: two files may have one name
+    for place, ms in enumerate(latencies):
+        axis.plot([ms["median"], ms["p95"]], [place, place], color="#222222", linewidth=1)
+        axis.text(ms["p95"], place, f"  {ms['median']:.1f} ms", va="center", fontsize=8)
+    axis.set_xlim(0, 1.2 * max(ms["p95"] for ms in latencies))
+    axis.invert_yaxis()
+    axis.set_title("One image: median, line to the 95th percentile, in ms", fontsize=9)
+
+
+def _plot_stages(axis: Any, stages_ms: dict[str, float]) -> None:
+    start, total = 0.0, sum(stages_ms.values())
+    colours = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999",
+               "#f0e442"]  # fmt: skip
+    for (name, ms), colour in zip(stages_ms.items(), colours, strict=True):
+        axis.barh(["torch"], [ms], left=start, color=colour,
+                  label=f"{name} {100 * ms / total:.0f} %")  # fmt: skip
+        start += ms
+    axis.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.3))
+    axis.set_title("Stages in torch, in ms", fontsize=9)

@@ -1,8 +1,8 @@
 """One adapter a method: weakly labelled images in, a scorer out.
 
-A new method is a file here with a ``fit`` of the type ``Fit`` and a line in ``grid.METHODS``; what
-it needs beyond the product's own packages is named there and in the extra `bench`, and imported
-inside ``fit``. A method that learns from good images alone leaves the others out itself.
+To add a method, write a file here with a ``fit`` of the type ``Fit`` and add it to
+``grid.METHODS``. Name the packages that it needs there and in the extra `bench`, and import them
+inside ``fit``. A method that learns from good images only leaves the defective ones out itself.
 """
 
 import hashlib
@@ -23,25 +23,25 @@ from cdgp.errors import NotRunError
 
 
 class MethodOptions(BaseModel):
-    """Hyperparameters of a method's own; a plan changes them under ``[options.METHOD]``."""
+    """A method's own hyperparameters; a plan changes them under ``[options.METHOD]``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def decides(self) -> dict[str, Any]:
-        """What a row depends on; files count by their content."""
+        """The values that a row depends on; files count by their content."""
         return self.model_dump(mode="json")
 
 
 def images_digest(path: str) -> str:
-    """Of the names and sizes of the images in a folder, empty where there are none."""
+    """Digest of the names and sizes of a folder's images; empty where there are none."""
     folder = Path(path)
     found = sorted(p for p in folder.rglob("*") if p.suffix in IMG_EXTENSIONS) if path else []
-    told = [[p.relative_to(folder).as_posix(), p.stat().st_size] for p in found]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest() if told else ""
+    sizes = [[p.relative_to(folder).as_posix(), p.stat().st_size] for p in found]
+    return hashlib.sha256(json.dumps(sizes).encode()).hexdigest() if sizes else ""
 
 
 def require_images(method: str, path: str, what: str) -> None:
-    """Refuse to go on without the folder of images that a method needs from outside.
+    """Check the folder of images that a method needs from outside.
 
     Raises:
         NotRunError: it is not given, not there, or holds no image.
@@ -55,7 +55,7 @@ def require_images(method: str, path: str, what: str) -> None:
 
 
 class Scored(NamedTuple):
-    """What a method says of one image."""
+    """A method's scores of one image."""
 
     size: tuple[int, int]
     """(height, width) of the image."""
@@ -64,7 +64,7 @@ class Scored(NamedTuple):
     image_score: float
     """As the method defines it, higher is more anomalous."""
     branches: Mapping[str, NDArray[np.float32]] = MappingProxyType({})
-    """Further maps that are worth their own metrics."""
+    """Further maps that get their own metrics."""
 
 
 class Pipeline(NamedTuple):
@@ -87,16 +87,16 @@ class Fitted:
     probability: bool
     """Whether the image score is meant as a probability."""
     facts: dict[str, Any]
-    """What the row should say besides: settings of the method's own; ``separated``: False where
-    training has found no difference between the labels, which the tables tell."""
+    """Further facts for the row, such as the method's own options; ``separated`` is False where
+    training found no difference between the labels, which the tables then say."""
     pipeline: Callable[[], Pipeline]
     """The trained network, for its cost."""
 
 
 Fit = Callable[..., Fitted]
-"""Images to train on (``WeakSplit``), ``Settings``, folder for resumable state, ``Progress``; and
-``MethodOptions``, where the method has some.
+"""Called with the images to train on (``WeakSplit``), ``Settings``, the folder of checkpoints,
+``Progress`` and, where the method has some, ``MethodOptions``.
 
-Called again with the same arguments it loads what it has trained. State lies under names that hold
-the digest of all that decides it (``training.stages.fingerprint``), and is never a pickle.
+Called again with the same arguments it loads what it has trained. A checkpoint's name holds the
+digest of all that decides it (``training.stages.fingerprint``); it is never a pickle.
 """

@@ -58,7 +58,7 @@ class Classifier(nn.Module):
 
 
 class Logit(nn.Module):
-    """The trained classifier as the Grad-CAM package wants one: images to logits (B, 1)."""
+    """The trained classifier in the form of the Grad-CAM package: images to logits (B, 1)."""
 
     def __init__(self, classifier: Classifier) -> None:
         super().__init__()
@@ -104,18 +104,20 @@ def grad_cam(classifier: Classifier, image: Tensor) -> tuple[NDArray[np.float32]
     return raw[0].astype(np.float32), probability
 
 
-def fit_cam(data: WeakSplit, settings: Settings, states: Path, progress: Progress) -> Fitted:
+def fit_cam(data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress) -> Fitted:
     """The classifier with its class activation map."""
-    return _fit(data, settings, states, progress, class_activation)
+    return _fit(data, settings, checkpoints, progress, class_activation)
 
 
-def fit_grad_cam(data: WeakSplit, settings: Settings, states: Path, progress: Progress) -> Fitted:
+def fit_grad_cam(
+    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress
+) -> Fitted:
     """The same classifier with Grad-CAM."""
-    return _fit(data, settings, states, progress, grad_cam)
+    return _fit(data, settings, checkpoints, progress, grad_cam)
 
 
 def _fit(
-    data: WeakSplit, settings: Settings, states: Path, progress: Progress, mapper: Mapper
+    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, mapper: Mapper
 ) -> Fitted:
     """Train on fit and calibration images; ``dual_gp.learning_rate`` is the classifier's."""
     fabric = new_fabric()
@@ -129,7 +131,7 @@ def _fit(
     trained = [p for p in classifier.parameters() if p.requires_grad]
     groups = [{"params": trained, "lr": s.learning_rate, "weight_decay": s.weight_decay}]
     seconds = train_on_labels(
-        "classifier", classifier, groups, data, settings, fabric, states, progress
+        "classifier", classifier, groups, data, settings, fabric, checkpoints, progress
     )
     return fitted_network(
         classifier, functools.partial(mapper, classifier), settings, fabric.device, seconds,

@@ -1,4 +1,4 @@
-"""What adapters of networks share: training on weak batches, scoring files one by one."""
+"""What the adapters share: training on weak batches, checkpoints, scoring files one by one."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ from cdgp.training.loop import cosine, json_log, run_stage
 from cdgp.training.stages import dual_gp_samples, fingerprint, shared_parts
 from cdgp_bench.methods import Fitted, MethodOptions, Pipeline, Scored
 
-Run = Callable[[Tensor], tuple[NDArray[np.float32], float]]
+Predict = Callable[[Tensor], tuple[NDArray[np.float32], float]]
 """An input (1, 3, H, W) in [0, 1], on the network's device, to a map (h, w) and an image score."""
 
 
@@ -35,21 +35,21 @@ def train_on_labels(
     data: WeakSplit,
     settings: Settings,
     fabric: Fabric,
-    states: Path,
+    checkpoints: Path,
     progress: Progress,
 ) -> float:
     """Train a model on the batches, for the steps and at the schedule of the Dual GP, resumably.
 
     Args:
-        name: of the method, for its state and its progress.
-        model: on the device; called with images and labels, returns the loss and signs. Left in
-            evaluation mode.
+        name: of the method, for its checkpoint and its progress.
+        model: on the device; called with images and labels, returns the loss and diagnostics.
+            Left in evaluation mode.
         groups: parameter groups of AdamW.
         data: what to train on.
         settings: of the run.
         fabric: device and backward pass.
-        states: folder of states.
-        progress: where to tell the progress.
+        checkpoints: folder of checkpoints.
+        progress: where to show the progress.
 
     Returns:
         The seconds that it took.
@@ -57,21 +57,21 @@ def train_on_labels(
     s = settings.dual_gp
     samples = dual_gp_samples(data, settings)
     images = WeakDataset(samples, settings.input_size, settings.data.white_level)
-    mark = fingerprint(settings, data.sha256, "dual_gp")
-    signs: dict[str, Any] = {}
+    cache_key = fingerprint(settings, data.sha256, "dual_gp")
+    last: dict[str, Any] = {}
     run_stage(
         name, fabric, model, torch.optim.AdamW(groups), s.steps,
         cosine(s.steps, s.final_learning_rate),
-        lambda step: weak_batch(images, settings, step), f"{name} {mark}",
-        states / f"{name}-{mark[:16]}" / f"{name}.safetensors", signs.update, progress,
+        lambda step: weak_batch(images, settings, step), f"{name} {cache_key}",
+        checkpoints / f"{name}-{cache_key[:16]}" / f"{name}.safetensors", last.update, progress,
     )  # fmt: skip
     model.eval()
-    return float(signs["seconds"])
+    return float(last["seconds"])
 
 
 def fitted_network(
     network: nn.Module,
-    run: Run,
+    predict: Predict,
     settings: Settings,
     device: torch.device,
     seconds: float,
@@ -83,34 +83,34 @@ def fitted_network(
     def score(paths: Sequence[Path]) -> Iterator[Scored]:
         for path in paths:
             image = read_image(path, settings.data.white_level)
-            values, image_score = run(to_input(image, settings.input_size)[None].to(device))
+            values, image_score = predict(to_input(image, settings.input_size)[None].to(device))
             yield Scored((image.shape[0], image.shape[1]), values, image_score)
 
-    return Fitted(score, seconds, probability, facts, lambda: Pipeline(network, run))
+    return Fitted(score, seconds, probability, facts, lambda: Pipeline(network, predict))
 
 
-def state_of(
+def checkpoint_of(
     name: str,
     options: MethodOptions,
     sha256: str,
     settings: Settings,
-    states: Path,
+    checkpoints: Path,
     without: tuple[str, ...] = (),
 ) -> tuple[str, Path]:
-    """Digest of all that decides a method's weights, and where they lie.
+    """Digest of all that decides a method's weights, and the file that holds them.
 
     Args:
         name: of the method.
         options: its own.
         sha256: of the images that it may train on.
         settings: of the row.
-        states: folder of states.
-        without: settings among the shared ones that it does not use.
+        checkpoints: folder of checkpoints.
+        without: shared settings that it does not use.
     """
     shared = {k: v for k, v in shared_parts(settings).items() if k not in without}
     decides = [name, options.decides(), sha256, settings.calibration.pictures, shared]
-    mark = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-    return mark, states / f"{name}-{mark[:16]}" / f"{name}.safetensors"
+    cache_key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+    return cache_key, checkpoints / f"{name}-{cache_key[:16]}" / f"{name}.safetensors"
 
 
 def neighbourhoods(encoder: Encoder, images: Tensor, stages: Sequence[int], scale: int) -> Tensor:
@@ -142,27 +142,52 @@ def train_with_curve(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     steps: int,
-    factor: Callable[[int], float],
+    lr_lambda: Callable[[int], float],
     batch: Callable[[int], tuple[Any, ...]],
-    kept: tuple[str, Path],
+    checkpoint: tuple[str, Path],
     progress: Progress,
 ) -> tuple[list[list[float]], float]:
-    """``run_stage`` with its log beside the state that ``state_of`` names; returns the curve."""
-    mark, state = kept
-    log = state.with_name("log.jsonl")
+    """``run_stage`` with its log beside its checkpoint.
+
+    Args:
+        name: of the method.
+        fabric: device and backward pass.
+        model: called with a batch; left in evaluation mode.
+        optimizer: over its parameters.
+        steps: their number.
+        lr_lambda: factor on the learning rates by step.
+        batch: arguments of the model by step.
+        checkpoint: as ``checkpoint_of`` names it.
+        progress: where to show the progress.
+
+    Returns:
+        The learning curve, and the seconds that it took.
+    """
+    cache_key, file = checkpoint
+    log = file.with_name("log.jsonl")
     log.parent.mkdir(parents=True, exist_ok=True)
     run_stage(
-        name, fabric, model, optimizer, steps, factor, batch, mark, state, json_log(log), progress
+        name,
+        fabric,
+        model,
+        optimizer,
+        steps,
+        lr_lambda,
+        batch,
+        cache_key,
+        file,
+        json_log(log),
+        progress,
     )
     model.eval()
     return learning_curve(log)
 
 
 def learning_curve(log: Path) -> tuple[list[list[float]], float]:
-    """What ``json_log`` has kept of a stage: (step, loss) pairs, and the seconds that it took.
+    """(step, loss) pairs from a stage's log, and the seconds that it took.
 
-    A stage that was resumed has told some steps twice; the last one counts. A line that a lost
-    machine has cut is left out.
+    A resumed stage may have logged a step twice; the last one counts. A line that a crash has cut
+    is left out.
     """
     losses: dict[int, float] = {}
     seconds = 0.0

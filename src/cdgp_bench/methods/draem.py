@@ -1,7 +1,7 @@
 """DRAEM (Zavrtanik et al., 2021) through anomalib: a reconstruction and what it cannot explain.
 
-Textures from a folder of images are blended into good ones under Perlin masks; one network takes
-them out again, another one learns where they were. The map is the second one's probability, the
+Textures from a folder of images are blended into good ones under Perlin masks; one network removes
+them again, another one learns where they were. The map is the second one's probability, the
 image score its maximum.
 """
 
@@ -19,9 +19,9 @@ from cdgp_bench.methods import Fitted, MethodOptions, images_digest, require_ima
 from cdgp_bench.methods.through_anomalib import (
     PARTS_OFF,
     Recipe,
+    check_sides,
     fit_through_anomalib,
     input_steps,
-    refuse_sides,
 )
 
 PUBLISHED_EPOCHS = 700
@@ -43,8 +43,8 @@ class Options(MethodOptions):
 
 PAPER = Options(epochs=PUBLISHED_EPOCHS, most_steps=0)
 LITE = Options(epochs=PUBLISHED_EPOCHS, most_steps=60)
-"""Its two networks have 97 million parameters and no pretrained part: two cores manage two steps a
-minute."""
+"""Its two networks have 97 million parameters and no pretrained part: two steps a minute on two
+cores."""
 
 
 def build(encoder: Encoder | None, settings: Settings, options: Options) -> Any:
@@ -59,7 +59,7 @@ def build(encoder: Encoder | None, settings: Settings, options: Options) -> Any:
 
 
 def fit(
-    data: WeakSplit, settings: Settings, states: Path, progress: Progress, options: Options
+    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, options: Options
 ) -> Fitted:
     """Train on all good training images.
 
@@ -67,7 +67,7 @@ def fit(
         NotRunError: the folder of textures is not given, or holds no image.
         SettingsError: the input's sides are no multiples of 32.
     """
-    refuse_sides("draem", settings)
+    check_sides("draem", settings)
     require_images("draem", options.auxiliary, "texture images (published: DTD)")
     samples = dual_gp_samples(data, settings)
     a_pass = -(-sum(not s.defective for s in samples) // BATCH)
@@ -77,4 +77,4 @@ def fit(
         "draem", build, samples, BATCH, {"max_steps": steps}, {"budget_share": steps / published},
         pretrained=False,
     )  # fmt: skip
-    return fit_through_anomalib(recipe, data, settings, states, progress, options)
+    return fit_through_anomalib(recipe, data, settings, checkpoints, progress, options)

@@ -32,7 +32,7 @@ LEAST_SIDE = 256
 
 
 class Options(MethodOptions):
-    """How long EfficientAD trains, and what it needs from elsewhere."""
+    """How long EfficientAD trains, and the files that it needs."""
 
     teacher: str = ""
     """File ``pretrained_teacher_small.pth`` of anomalib's release."""
@@ -42,8 +42,7 @@ class Options(MethodOptions):
     steps: int = Field(ge=1)
 
     def decides(self) -> dict[str, Any]:
-        told = super().decides()
-        return told | {
+        return super().decides() | {
             "teacher": digest(Path(self.teacher)) if Path(self.teacher).is_file() else "",
             "auxiliary": images_digest(self.auxiliary),
         }
@@ -57,8 +56,8 @@ LITE = Options(steps=1000)
 def build(encoder: Encoder | None, settings: Settings, options: Options) -> Any:
     """anomalib's module, untrained, with its teacher from the given file.
 
-    Its learning rate falls at 95 % of the steps as published; anomalib's own schedule counts
-    passes, and would never get there.
+    Its learning rate falls at 95 % of the steps, as published; anomalib's own schedule counts
+    passes, and would never reach that.
     """
     from anomalib.models import EfficientAd
 
@@ -68,9 +67,9 @@ def build(encoder: Encoder | None, settings: Settings, options: Options) -> Any:
             self.model.teacher.load_state_dict(state)
 
         def configure_optimizers(self) -> Any:
-            told = super().configure_optimizers()
-            scheduler = {"scheduler": told["lr_scheduler"], "interval": "step"}
-            return told | {"lr_scheduler": scheduler}
+            found = super().configure_optimizers()
+            scheduler = {"scheduler": found["lr_scheduler"], "interval": "step"}
+            return found | {"lr_scheduler": scheduler}
 
     return Local(
         imagenet_dir=options.auxiliary, pre_processor=input_steps(settings, None), **PARTS_OFF
@@ -91,7 +90,7 @@ def scale(module: Any, good: Sequence[Path], settings: Settings) -> None:
 
 
 def fit(
-    data: WeakSplit, settings: Settings, states: Path, progress: Progress, options: Options
+    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, options: Options
 ) -> Fitted:
     """Train on good fit images; good calibration images scale the maps.
 
@@ -113,4 +112,4 @@ def fit(
         {"budget_share": options.steps / PUBLISHED_STEPS, "network_input": [height, width]},
         pretrained=False, finish=lambda module: scale(module, held, settings),
     )  # fmt: skip
-    return fit_through_anomalib(recipe, data, settings, states, progress, options)
+    return fit_through_anomalib(recipe, data, settings, checkpoints, progress, options)

@@ -53,7 +53,7 @@ class TopK(nn.Module):
         return functional.binary_cross_entropy_with_logits(logit, defective.float()), {}
 
 
-def fit(data: WeakSplit, settings: Settings, states: Path, progress: Progress) -> Fitted:
+def fit(data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress) -> Fitted:
     """Train on fit and calibration images, with the rates of the Dual GP's section."""
     fabric = new_fabric()
     encoder = pretrained(settings)
@@ -67,13 +67,15 @@ def fit(data: WeakSplit, settings: Settings, states: Path, progress: Progress) -
         {"params": base, "lr": s.learning_rate, "weight_decay": s.weight_decay},
         {"params": head, "lr": s.inducing_learning_rate, "weight_decay": 0.0},
     ]
-    seconds = train_on_labels("mil_topk", model, groups, data, settings, fabric, states, progress)
+    seconds = train_on_labels(
+        "mil_topk", model, groups, data, settings, fabric, checkpoints, progress
+    )
 
     @torch.inference_mode()
-    def run(image: Tensor) -> tuple[NDArray[np.float32], float]:
+    def predict(image: Tensor) -> tuple[NDArray[np.float32], float]:
         logits = model.logits(image)
         probability = torch.sigmoid(model.bag(logits).double())
         return logits[0].cpu().numpy(), float(probability[0])
 
     facts = {"top_share": TOP_SHARE, "learning_rate": s.learning_rate}
-    return fitted_network(model, run, settings, fabric.device, seconds, True, facts)
+    return fitted_network(model, predict, settings, fabric.device, seconds, True, facts)

@@ -37,7 +37,7 @@ class Options(MethodOptions):
 
 PAPER = Options(features=550)
 LITE = Options(features=100)
-"""Its published number for a small backbone (ResNet-18)."""
+"""The published number for a small backbone (ResNet-18)."""
 
 
 def build(encoder: Encoder, settings: Settings, options: Options) -> Any:
@@ -54,7 +54,7 @@ def build(encoder: Encoder, settings: Settings, options: Options) -> Any:
 
 
 def fit(
-    data: WeakSplit, settings: Settings, states: Path, progress: Progress, options: Options
+    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, options: Options
 ) -> Fitted:
     """Collect the good training images' features; nothing is learned by steps.
 
@@ -64,7 +64,7 @@ def fit(
     samples = dual_gp_samples(data, settings)
     good = sum(not s.defective for s in samples)
     positions = settings.input_size[0] // 4 * (settings.input_size[1] // 4)
-    # The features twice while they are stacked, then three matrices a position while they invert.
+    # Stacking holds the features twice; inverting takes three matrices a position.
     needed = 4 * positions * options.features * (2 * good + 3 * options.features)
     if needed > memory_bytes():
         raise NotRunError(
@@ -73,7 +73,7 @@ def fit(
             "or options.padim.features"
         )
     recipe = Recipe("padim", build, samples, 32, {"max_epochs": 1}, {}, collects=True)
-    return fit_through_anomalib(recipe, data, settings, states, progress, options)
+    return fit_through_anomalib(recipe, data, settings, checkpoints, progress, options)
 
 
 def memory_bytes() -> int:

@@ -38,7 +38,7 @@ class Options(MethodOptions):
 
 PAPER = Options(coreset=0.1, neighbours=9)
 LITE = Options(coreset=0.01, neighbours=9)
-"""The smallest coreset that its authors publish: the greedy choice takes time by its square."""
+"""The smallest published coreset; the time of the greedy choice grows with its square."""
 
 
 def build(encoder: Encoder, settings: Settings, options: Options) -> Any:
@@ -56,9 +56,9 @@ def build(encoder: Encoder, settings: Settings, options: Options) -> Any:
 
 
 def fit(
-    data: WeakSplit, settings: Settings, states: Path, progress: Progress, options: Options
+    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, options: Options
 ) -> Fitted:
     """Collect the good training images' patches and keep a coreset."""
     samples = dual_gp_samples(data, settings)
     recipe = Recipe("patchcore", build, samples, 32, {"max_epochs": 1}, {}, collects=True)
-    return fit_through_anomalib(recipe, data, settings, states, progress, options)
+    return fit_through_anomalib(recipe, data, settings, checkpoints, progress, options)

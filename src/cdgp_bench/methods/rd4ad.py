@@ -2,7 +2,7 @@
 
 The map is the sum of the stages' cosine distances, the image score its maximum. anomalib has
 decoders for residual networks; for any other backbone bottleneck and decoder are ours, of the same
-plan: the stages fused at stride 16, a residual block to stride 32, and one residual stage up to
+design: the stages fused at stride 16, a residual block to stride 32, and one residual stage up to
 each of the encoder's, with a linear last convolution since stages may end without an activation.
 """
 
@@ -25,9 +25,9 @@ from cdgp_bench.methods.through_anomalib import (
     PARTS_OFF,
     Recipe,
     Stages,
+    check_sides,
     fit_through_anomalib,
     input_steps,
-    refuse_sides,
     stage_names,
 )
 
@@ -120,18 +120,18 @@ def build(encoder: Encoder, settings: Settings, options: Options) -> Any:
 
 
 def fit(
-    data: WeakSplit, settings: Settings, states: Path, progress: Progress, options: Options
+    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, options: Options
 ) -> Fitted:
     """Distil on all good training images.
 
     Raises:
         SettingsError: the input's sides are no multiples of 32.
     """
-    refuse_sides("rd4ad", settings)
+    check_sides("rd4ad", settings)
     own = settings.backbone.name.split(".")[0] not in RESIDUAL
     facts = {"budget_share": options.epochs / PUBLISHED_EPOCHS}
     recipe = Recipe(
         "rd4ad", build, dual_gp_samples(data, settings), BATCH, {"max_epochs": options.epochs},
         facts | ({"decoder": "ours"} if own else {}),
     )  # fmt: skip
-    return fit_through_anomalib(recipe, data, settings, states, progress, options)
+    return fit_through_anomalib(recipe, data, settings, checkpoints, progress, options)

@@ -1,8 +1,8 @@
 """Static max similarity: our initialisation without any training of the evidence.
 
 A token's score is its largest similarity to an anomaly anchor minus the largest to a normal
-anchor; the image's score is the largest token score. The paper says no more than "our
-initialization but direct token-anchor similarity", so the difference is our reading.
+anchor; the image's score is the largest token score. The paper only says "our
+initialization but direct token-anchor similarity"; the difference is our interpretation.
 """
 
 import time
@@ -24,7 +24,7 @@ from cdgp_bench.methods import Fitted
 from cdgp_bench.methods.common import fitted_network
 
 
-def fit(data: WeakSplit, settings: Settings, states: Path, progress: Progress) -> Fitted:
+def fit(data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress) -> Fitted:
     """Choose the anchors; nothing is trained."""
     fabric = new_fabric()
     images = WeakDataset(data.train, settings.input_size, settings.data.white_level)
@@ -36,10 +36,10 @@ def fit(data: WeakSplit, settings: Settings, states: Path, progress: Progress) -
     Zn, Za = Zn.to(fabric.device), Za.to(fabric.device)
 
     @torch.inference_mode()
-    def run(image: Tensor) -> tuple[NDArray[np.float32], float]:
+    def predict(image: Tensor) -> tuple[NDArray[np.float32], float]:
         tokens = projection(encoder(encoder.normalise(image)))
         scores = (tokens @ Za.mT).amax(-1) - (tokens @ Zn.mT).amax(-1)
         return scores[0].cpu().numpy(), float(scores.max())
 
     network = nn.ModuleList([encoder, projection])
-    return fitted_network(network, run, settings, fabric.device, seconds, False, {})
+    return fitted_network(network, predict, settings, fabric.device, seconds, False, {})

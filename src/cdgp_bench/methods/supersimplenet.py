@@ -2,19 +2,19 @@
 
 Frozen features at strides 8 and 16, brought to stride 4, averaged over their neighbours and passed
 through a linear adaptor. One head scores every position, another one the image, from features,
-map and their pools. In training every batch stands twice; Gaussian noise, where Perlin noise is
-high, makes synthetic anomalies of good images. Where an image is defective is not known, so
-defective images teach the image's score alone, and their flips stand beside them. The map is
-upsampled and blurred (σ = 4 pixels), the image score is the image's probability.
+map and their pools. In training every batch is used twice; Gaussian noise, where Perlin noise is
+high, makes synthetic anomalies of good images. Where a defective image is defective is unknown, so
+such images train the image score only; their flips are added. The map is upsampled and blurred
+(σ = 4 pixels), the image score is the image's probability.
 
 Published: the architecture of 2024, the learning rates and their falls, the losses, the noise, the
 flips, the clipped gradients. Guessed, or other than in the authors' later version: both heads see
 adapted features, there is no noise on defective images, Perlin noise comes from anomalib. The
-published noise belongs to WideResNet-50-2 with its first ImageNet weights; on other weights
-features spread otherwise, and ``options.supersimplenet.noise`` should be set to suit them.
+published noise suits WideResNet-50-2 with its first ImageNet weights. Features of other weights
+have another spread; set ``options.supersimplenet.noise`` to match.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -27,7 +27,7 @@ from torch.nn import functional
 from torchvision.ops import sigmoid_focal_loss
 from torchvision.transforms.functional import gaussian_blur
 
-from cdgp.data.manifest import WeakSplit
+from cdgp.data.manifest import WeakSample, WeakSplit
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
@@ -35,7 +35,12 @@ from cdgp.training.dataset import WeakDataset, seeded, shuffled_stream
 from cdgp.training.loop import new_fabric
 from cdgp.training.stages import dual_gp_samples, pretrained
 from cdgp_bench.methods import Fitted, MethodOptions
-from cdgp_bench.methods.common import fitted_network, neighbourhoods, state_of, train_with_curve
+from cdgp_bench.methods.common import (
+    checkpoint_of,
+    fitted_network,
+    neighbourhoods,
+    train_with_curve,
+)
 
 STAGES = (1, 2)
 HIDDEN, CONVOLVED = 1024, 128
@@ -52,7 +57,7 @@ class Options(MethodOptions):
     """How long SuperSimpleNet trains, and its synthetic anomalies."""
 
     epochs: int = Field(ge=1)
-    """Passes; defective images stand in each four times."""
+    """Passes; each holds a defective image four times."""
     batch: int = Field(ge=2)
     most_steps: int = Field(ge=0)
     """An end before the last pass; 0 for none."""
@@ -64,11 +69,11 @@ class Options(MethodOptions):
 
 PAPER = Options(epochs=300, batch=32, most_steps=0, noise=0.015, threshold=0.2)
 LITE = Options(epochs=300, batch=16, most_steps=400, noise=2.5, threshold=0.2)
-"""The steps and the batch that the other methods under image labels have. The published noise
-belongs to another backbone; this one is ranked on calibration images, see docs/decisions.md."""
+"""Steps and batch of the other methods with image labels. The published noise suits another
+backbone; this one was chosen on calibration images, see docs/decisions.md."""
 
 
-class Said(NamedTuple):
+class HeadLogits(NamedTuple):
     """The heads' logits."""
 
     position: Tensor
@@ -106,7 +111,7 @@ class SuperSimpleNet(nn.Module):
         """(B, 3, H, W) RGB in [0, 1] to (B, C, H/4, W/4)."""
         return neighbourhoods(self.encoder, images, STAGES, 2)
 
-    def said(self, adapted: Tensor) -> Said:
+    def logits(self, adapted: Tensor) -> HeadLogits:
         """Adapted features (B, C, h, w) to logits."""
         position = self.position_head(adapted)
         convolved = self.convolved(torch.cat([adapted, position], 1))
@@ -115,7 +120,14 @@ class SuperSimpleNet(nn.Module):
             for values in (convolved, position)
             for pooled in (values.amax((2, 3)), values.mean((2, 3)))
         ]
-        return Said(position, self.image_head(torch.cat(pools, 1)).squeeze(1))
+        return HeadLogits(position, self.image_head(torch.cat(pools, 1)).squeeze(1))
+
+    def predict(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, 3, H, W) RGB in [0, 1] to maps (B, 1, H, W) and image logits (B,)."""
+        logits = self.logits(self.adaptor(self.features(images)))
+        spread = functional.interpolate(logits.position, list(images.shape[2:]), mode="bilinear")
+        kernel = 2 * int(3 * BLUR) + 1
+        return gaussian_blur(spread, [kernel, kernel], [BLUR, BLUR]), logits.image
 
     def forward(
         self, images: Tensor, defective: Tensor, perlin: Tensor, seed: int
@@ -133,26 +145,28 @@ class SuperSimpleNet(nn.Module):
         synthetic = perlin & ~defective.view(-1, 1, 1, 1)
         generator = torch.Generator(adapted.device).manual_seed(seed)
         noise = torch.randn(adapted.shape, generator=generator, device=adapted.device)
-        said = self.said(adapted + self.noise * noise * synthetic)
-        return loss(said, defective, synthetic)
+        logits = self.logits(adapted + self.noise * noise * synthetic)
+        return loss(logits, defective, synthetic)
 
 
-def loss(said: Said, defective: Tensor, synthetic: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Focal and truncated L1 over positions that are known, focal over images.
+def loss(
+    logits: HeadLogits, defective: Tensor, synthetic: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Focal and truncated L1 over positions with known labels, focal over images.
 
     Args:
-        said: of B images.
+        logits: of B images.
         defective: (B,) bool, by their labels; their positions are left out.
         synthetic: (B, 1, h, w) bool: positions of synthetic anomalies.
     """
-    known = said.position[~defective]
+    known = logits.position[~defective]
     target = synthetic[~defective]
     normal, abnormal = known[~target], known[target]
     truncated = _mean(functional.relu(normal + MARGIN)) + _mean(functional.relu(MARGIN - abnormal))
     focal = _mean(_focal(known, target.to(known.dtype)))
     bad = defective | synthetic.flatten(1).any(1)
-    images = _focal(said.image, bad.to(said.image.dtype)).mean()
-    terms = {"truncated": truncated, "positions": focal, "pictures": images}
+    images = _focal(logits.image, bad.to(logits.image.dtype)).mean()
+    terms = {"truncated": truncated, "positions": focal, "images": images}
     return truncated + focal + images, {key: value.detach() for key, value in terms.items()}
 
 
@@ -187,38 +201,39 @@ def falling(steps: int) -> Callable[[int], float]:
     return lambda step: RATE_FACTOR ** sum(step >= share * steps for share in RATE_FALLS)
 
 
-def fit(
-    data: WeakSplit, settings: Settings, states: Path, progress: Progress, options: Options
-) -> Fitted:
-    """Train on fit and calibration images."""
-    fabric = new_fabric()
-    encoder = pretrained(settings)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeded(settings.seed, "supersimplenet").initial_seed())
-        model = SuperSimpleNet(encoder, options)
-    model.to(fabric.device)
-    samples = dual_gp_samples(data, settings)
-    dataset = WeakDataset(samples, settings.input_size, settings.data.white_level)
-    entries = [
-        (index, flip)
-        for index, sample in enumerate(samples)
-        for flip in range(len(FLIPS) if sample.defective else 1)
-    ]
-    published = options.epochs * -(-len(entries) // options.batch)
-    steps = min(options.most_steps or published, published)
-    size = (settings.input_size[0] // 4, settings.input_size[1] // 4)
+class Batches:
+    """The batches of the training, each a function of its step.
 
-    def batch(step: int) -> tuple[Tensor, Tensor, Tensor, int]:
-        places = list(range(len(entries)))
-        chosen = shuffled_stream(
-            places, step * options.batch, options.batch, settings.seed, "supersimplenet"
-        )
-        drawn = [entries[place] for place in chosen]
-        images = torch.stack([dataset.input(i).flip(FLIPS[flip]) for i, flip in drawn])
-        generator = seeded(settings.seed, "perlin", step)
-        perlin = perlin_masks(2 * len(drawn), size, options.threshold, generator)
-        return images, dataset.defective[[i for i, _ in drawn]], perlin, generator.initial_seed()
+    Args:
+        samples: to train on; a defective one is an entry for each of its flips.
+        settings: of the run.
+        options: batch and threshold.
+    """
 
+    def __init__(self, samples: Sequence[WeakSample], settings: Settings, options: Options) -> None:
+        self.dataset = WeakDataset(samples, settings.input_size, settings.data.white_level)
+        self.entries = [
+            (index, flip)
+            for index, sample in enumerate(samples)
+            for flip in range(len(FLIPS) if sample.defective else 1)
+        ]
+        self.seed, self.options = settings.seed, options
+        self.size = settings.input_size[0] // 4, settings.input_size[1] // 4
+
+    def __call__(self, step: int) -> tuple[Tensor, Tensor, Tensor, int]:
+        """The arguments of ``SuperSimpleNet.forward``."""
+        places, count = list(range(len(self.entries))), self.options.batch
+        chosen = shuffled_stream(places, step * count, count, self.seed, "supersimplenet")
+        drawn = [self.entries[place] for place in chosen]
+        images = torch.stack([self.dataset.input(i).flip(FLIPS[flip]) for i, flip in drawn])
+        generator = seeded(self.seed, "perlin", step)
+        perlin = perlin_masks(2 * count, self.size, self.options.threshold, generator)
+        defective = self.dataset.defective[[i for i, _ in drawn]]
+        return images, defective, perlin, generator.initial_seed()
+
+
+def new_optimizer(model: SuperSimpleNet) -> torch.optim.Optimizer:
+    """AdamW with the published rates; gradients are clipped before each step."""
     optimizer = torch.optim.AdamW([
         {"params": model.adaptor.parameters(), "lr": ADAPTOR_RATE},
         {"params": [p for head in model.heads() for p in head.parameters()], "lr": HEAD_RATE,
@@ -230,23 +245,36 @@ def fit(
         torch.nn.utils.clip_grad_norm_(trained, CLIP)
 
     optimizer.register_step_pre_hook(clip)
-    kept = state_of("supersimplenet", options, data.sha256, settings, states)
+    return optimizer
+
+
+def fit(
+    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, options: Options
+) -> Fitted:
+    """Train on fit and calibration images."""
+    fabric = new_fabric()
+    encoder = pretrained(settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeded(settings.seed, "supersimplenet").initial_seed())
+        model = SuperSimpleNet(encoder, options)
+    model.to(fabric.device)
+    batches = Batches(dual_gp_samples(data, settings), settings, options)
+    published = options.epochs * -(-len(batches.entries) // options.batch)
+    steps = min(options.most_steps or published, published)
     curve, seconds = train_with_curve(
-        "supersimplenet", fabric, model, optimizer, steps, falling(steps), batch, kept, progress
-    )
+        "supersimplenet", fabric, model, new_optimizer(model), steps, falling(steps), batches,
+        checkpoint_of("supersimplenet", options, data.sha256, settings, checkpoints), progress,
+    )  # fmt: skip
 
     @torch.inference_mode()
-    def run(image: Tensor) -> tuple[NDArray[np.float32], float]:
-        said = model.said(model.adaptor(model.features(image)))
-        spread = functional.interpolate(said.position, image.shape[2:], mode="bilinear")
-        kernel = 2 * int(3 * BLUR) + 1
-        blurred = gaussian_blur(spread, [kernel, kernel], [BLUR, BLUR])
-        return blurred[0, 0].cpu().numpy(), float(torch.sigmoid(said.image.double())[0])
+    def predict(image: Tensor) -> tuple[NDArray[np.float32], float]:
+        blurred, logit = model.predict(image)
+        return blurred[0, 0].cpu().numpy(), float(torch.sigmoid(logit.double())[0])
 
     facts = {
         "code": "reimplemented",
         "options": options.decides(),
-        "budget_share": steps * options.batch / (PAPER.epochs * len(entries)),
+        "budget_share": steps * options.batch / (PAPER.epochs * len(batches.entries)),
         "learning_curve": curve,
     }
-    return fitted_network(model, run, settings, fabric.device, seconds, True, facts)
+    return fitted_network(model, predict, settings, fabric.device, seconds, True, facts)

@@ -1,10 +1,10 @@
 """What the adapters of anomalib's models share: rows of good images, training, scoring.
 
-The models, their losses and their data module are anomalib's; they see the backbone, the images
-and the input size of this benchmark. Images pass through the product's own door and are handed
-over as 8-bit files at the input size, since anomalib saturates 16-bit files and pairs masks by
-their position in a list. Nothing is validated while training: early stopping and the validation
-that anomalib takes from the test part by default would look at test images.
+The models, their losses and their data module are anomalib's; backbone, images and input size are
+those of this benchmark. Images are read by the product's own reader and handed over as 8-bit files
+at the input size, since anomalib saturates 16-bit files and pairs masks by their position in a
+list. Nothing is validated during training: early stopping, and the validation that anomalib takes
+from the test part by default, would use test images.
 """
 
 import functools
@@ -38,7 +38,7 @@ from cdgp.progress import Advance, Progress, Quiet
 from cdgp.training.loop import new_fabric, read_state, return_freed_memory
 from cdgp.training.stages import pretrained
 from cdgp_bench.methods import Fitted, MethodOptions
-from cdgp_bench.methods.common import fitted_network, state_of
+from cdgp_bench.methods.common import checkpoint_of, fitted_network
 
 CURVE_POINTS = 40
 ALL_STAGES = (0, 1, 2)
@@ -47,7 +47,7 @@ PARTS_OFF: dict[str, Any] = {"post_processor": False, "evaluator": False, "visua
 
 
 class Stages(nn.Module):
-    """Some of an encoder's stages, in the place of the network that anomalib would fetch."""
+    """Some of an encoder's stages, in place of the network that anomalib would download."""
 
     def __init__(self, encoder: Encoder, chosen: Sequence[int]) -> None:
         super().__init__()
@@ -60,13 +60,13 @@ class Stages(nn.Module):
 
 
 def stage_names(encoder: Encoder) -> list[str]:
-    """What timm calls the stages at strides 4, 8 and 16."""
+    """timm's names of the stages at strides 4, 8 and 16."""
     info: Any = encoder.trunk.feature_info
     return list(info.module_name())
 
 
 def input_steps(settings: Settings, encoder: Encoder | None) -> Any:
-    """anomalib's pre-processor: the input size, and the backbone's scale where there is one."""
+    """anomalib's pre-processor: input size, and the backbone's normalisation if there is one."""
     from anomalib.pre_processing import PreProcessor
     from torchvision.transforms.v2 import Compose, Normalize, Resize
 
@@ -76,11 +76,11 @@ def input_steps(settings: Settings, encoder: Encoder | None) -> Any:
     return PreProcessor(transform=Compose(steps))
 
 
-def refuse_sides(name: str, settings: Settings) -> None:
-    """Networks that halve five times and double back need sides that are multiples of 32.
+def check_sides(name: str, settings: Settings) -> None:
+    """Check that both sides can be halved five times: they must be multiples of 32.
 
     Raises:
-        SettingsError: the input's are not.
+        SettingsError: they are not.
     """
     if any(side % 32 for side in settings.input_size):
         height, width = settings.input_size
@@ -93,7 +93,7 @@ def refuse_sides(name: str, settings: Settings) -> None:
 def rows(samples: Sequence[WeakSample], settings: Settings, folder: Path) -> dict[str, list[Any]]:
     """anomalib's table of the good images among ``samples``, all of them for training.
 
-    Each is decoded by the product's own door and written as an 8-bit file at the input size, once.
+    Each is read by the product's reader and written once, as an 8-bit file at the input size.
 
     Args:
         samples: images with their labels; there is no mask to pass on.
@@ -133,64 +133,66 @@ class Recipe(NamedTuple):
     length: Mapping[str, int]
     """``max_epochs`` or ``max_steps`` of Lightning's trainer."""
     facts: Mapping[str, Any]
-    """What the row says besides."""
+    """Further facts for the row."""
     pretrained: bool = True
     """Whether it takes the benchmark's backbone."""
     collects: bool = False
-    """Whether it gathers features in one pass instead of training by steps; freed memory then goes
-    back to the kernel."""
+    """Whether it collects features in one pass instead of training by steps; freed memory then
+    goes back to the kernel."""
     finish: Callable[[Any], None] | None = None
-    """Called with the trained module before it is kept."""
+    """Called with the trained module before it is saved."""
 
 
 def fit_through_anomalib(
     recipe: Recipe,
     data: WeakSplit,
     settings: Settings,
-    states: Path,
+    checkpoints: Path,
     progress: Progress,
     options: MethodOptions,
 ) -> Fitted:
-    """Train one of anomalib's modules on good images, or take it from ``states``.
+    """Train one of anomalib's modules on good images, or take it from ``checkpoints``.
 
-    A training that was killed starts again: its state would be one of Lightning's pickles.
+    A killed training starts again, since Lightning's checkpoints are pickles.
     """
     device = new_fabric().device
     without = () if recipe.pretrained else ("backbone", "weights_sha256")
-    mark, kept = state_of(recipe.name, options, data.sha256, settings, states, without)
+    cache_key, file = checkpoint_of(
+        recipe.name, options, data.sha256, settings, checkpoints, without
+    )
 
     def built() -> Any:
         encoder = pretrained(settings) if recipe.pretrained else None
         with quiet_and_seeded(settings.seed):
             return recipe.build(encoder, settings, options)
 
-    if not kept.is_file():
+    if not file.is_file():
         module = built()
         began = time.monotonic()
-        table = rows(recipe.images, settings, states)
+        table = rows(recipe.images, settings, checkpoints)
         if recipe.collects:
             return_freed_memory()
         with quiet_and_seeded(settings.seed, bars=not isinstance(progress, Quiet)):
             curve = _train(recipe, module, table, device, progress)
             if recipe.finish is not None:
                 recipe.finish(module)
-        told = {"step": "0", "fingerprint": mark, "seconds": str(time.monotonic() - began),
-                "curve": json.dumps(curve)}  # fmt: skip
-        save_tensors(kept, module.state_dict(), told)
-    # Read back even now, so that a second run cannot differ by how its tensors lie in memory.
+        metadata = {"step": "0", "fingerprint": cache_key, "curve": json.dumps(curve),
+                    "seconds": str(time.monotonic() - began)}  # fmt: skip
+        save_tensors(file, module.state_dict(), metadata)
+    # Read back even now, so that a second run cannot differ by its tensors' memory layout.
     module = built()
-    found = read_state(kept, mark)
+    found = read_state(file, cache_key)
     if found is None:
-        raise TrainingError(f"{kept}: made with other settings; remove it")
+        raise TrainingError(f"{file}: made with other settings; remove it")
     module.load_state_dict(found.tensors)
     module.to(device).eval()
     transform = module.pre_processor.transform
 
     @torch.inference_mode()
-    def run(image: Tensor) -> tuple[NDArray[np.float32], float]:
-        # What training saw has passed through 8-bit files.
-        told = module.model(transform(image.mul(255).round().div(255)))
-        return told.anomaly_map[0].squeeze(0).float().cpu().numpy(), float(told.pred_score[0])
+    def predict(image: Tensor) -> tuple[NDArray[np.float32], float]:
+        # Training images are 8-bit files, so this one is rounded, too.
+        found = module.model(transform(image.mul(255).round().div(255)))
+        return found.anomaly_map[0].squeeze(0).float().cpu().numpy(), float(found.pred_score[0])
 
     curve = json.loads(found.metadata["curve"])
     facts = {
@@ -199,7 +201,7 @@ def fit_through_anomalib(
         **recipe.facts,
         **({"learning_curve": curve} if curve else {}),
     }
-    return fitted_network(module.model, run, settings, device, found.seconds, False, facts)
+    return fitted_network(module.model, predict, settings, device, found.seconds, False, facts)
 
 
 def _train(
@@ -226,14 +228,14 @@ def _train(
             **{"max_epochs": -1, **recipe.length},
             accelerator=device.type, devices=1, logger=False, enable_checkpointing=False,
             enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
-            num_sanity_val_steps=0, callbacks=[_teller(advance, losses)],
+            num_sanity_val_steps=0, callbacks=[_watcher(advance, losses)],
         ).fit(module, datamodule=datamodule)  # fmt: skip
     return averaged(losses)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C means here what it means elsewhere: Lightning would end the program itself."""
+    """Keep Ctrl-C a ``KeyboardInterrupt``: Lightning would end the program itself."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -246,17 +248,17 @@ def interruptible() -> Iterator[None]:
 
 def averaged(losses: Sequence[float]) -> list[list[float]]:
     """The mean loss of each of up to 40 equal stretches, with the step that ends it."""
-    if not any(losses):  # methods without a loss tell zeros
+    if not any(losses):  # methods without a loss report zeros
         return []
     stretches = [s for s in np.array_split(np.arange(len(losses)), CURVE_POINTS) if len(s)]
     return [[int(s[-1]) + 1, round(float(np.mean([losses[i] for i in s])), 6)] for s in stretches]
 
 
-def _teller(advance: Advance, losses: list[float]) -> Any:
-    """A callback that tells the progress and keeps the losses."""
+def _watcher(advance: Advance, losses: list[float]) -> Any:
+    """A callback that shows the progress and collects the losses."""
     from lightning.pytorch import Callback
 
-    class Teller(Callback):  # type: ignore[misc]
+    class Watcher(Callback):  # type: ignore[misc]
         def on_train_batch_end(
             self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
         ) -> None:
@@ -264,12 +266,12 @@ def _teller(advance: Advance, losses: list[float]) -> Any:
             losses.append(loss)
             advance(f"loss {loss:.3f}" if loss else "")
 
-    return Teller()
+    return Watcher()
 
 
 @contextmanager
 def quiet_and_seeded(seed: int, bars: bool = False) -> Iterator[None]:
-    """Lightning's chatter off, and all global random numbers seeded, for the block alone.
+    """Silence Lightning and seed all global random numbers, for the block only.
 
     Args:
         seed: of Python's, NumPy's and torch's global generators, which anomalib draws from.

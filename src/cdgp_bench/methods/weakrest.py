@@ -1,17 +1,17 @@
 """WeakREST (Li et al., 2023) under image labels: a reimplementation, since there is no public code.
 
-What is published: features of a frozen network are compared with a memory of normal ones that knows
-positions, the residuals of every block go through a Swin transformer that calls the block normal or
-anomalous, synthetic anomalies give it labelled blocks, and where only an image tag is known the
-blocks learn as in MixMatch, from sharpened guesses.
+Published: features of a frozen network are compared with a memory of normal features and their
+positions. A Swin transformer classifies the residual of every block as normal or anomalous.
+Synthetic anomalies give it labelled blocks; where only an image tag is known, the blocks learn as
+in MixMatch, from sharpened guesses.
 
-What is guessed here: the strides 8 and 16 and their pooling (PatchCore's), one block a position at
-stride 8, the memory's size, its images (every second good one, so that none of them is compared
-with itself in training), the weight of positions, four Swin blocks of 96 channels, the absolute
-residual, anomalib's Perlin textures as synthetic anomalies, two flips for a guess, temperature,
-weights and their rise, no mixing of images, the tag's term (the mean of the highest 1 % of a
-defective image's blocks is anomalous), the length of the training and its rates, and the image
-score (the mean probability of the highest 1 %).
+Guessed: the strides 8 and 16 and their pooling (PatchCore's), one block a position at stride 8, the
+memory's size, its images (every second good one, so that none is compared with itself in
+training), the weight of positions, four Swin blocks of 96 channels, the absolute residual,
+anomalib's Perlin textures as synthetic anomalies, two flips for a guess, temperature, weights and
+their rise, no mixing of images, the tag's term (the mean of the highest 1 % of a defective image's
+blocks is anomalous), the length of the training and its rates, and the image score (the mean
+probability of the highest 1 %).
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,12 @@ from cdgp.training.dataset import WeakDataset, seeded, shuffled_stream
 from cdgp.training.loop import cosine, new_fabric
 from cdgp.training.stages import dual_gp_samples, pretrained
 from cdgp_bench.methods import Fitted, MethodOptions
-from cdgp_bench.methods.common import fitted_network, neighbourhoods, state_of, train_with_curve
+from cdgp_bench.methods.common import (
+    checkpoint_of,
+    fitted_network,
+    neighbourhoods,
+    train_with_curve,
+)
 from cdgp_bench.methods.through_anomalib import quiet_and_seeded
 
 STAGES = (1, 2)
@@ -84,7 +89,7 @@ class Residuals(nn.Module):
         return neighbourhoods(self.encoder, images, STAGES, 1)
 
     def placed(self, features: Tensor) -> Tensor:
-        """(B, C, h, w) to (B, h·w, C + 2): features in their own scale, and where they stand."""
+        """(B, C, h, w) to (B, h·w, C + 2): features in their own scale, and their positions."""
         batch, channels, height, width = features.shape
         scaled = (features / self.scale.view(1, -1, 1, 1)).flatten(2).mT
         rows = torch.linspace(0, 1, height, device=features.device)
@@ -124,8 +129,8 @@ class WeakREST(nn.Module):
 
     def logits(self, residuals: Tensor) -> Tensor:
         """(B, h, w, C) to block logits (B, h, w)."""
-        told: Tensor = self.head(self.blocks(self.project(residuals)))
-        return told.squeeze(-1)
+        logits: Tensor = self.head(self.blocks(self.project(residuals)))
+        return logits.squeeze(-1)
 
     def forward(
         self, known: Tensor, anomalous: Tensor, tagged: Tensor, weight: float
@@ -135,15 +140,15 @@ class WeakREST(nn.Module):
         Args:
             known: (G, 3, H, W) good images, some with synthetic anomalies.
             anomalous: (G, h, w) bool: their blocks' labels.
-            tagged: (D, 3, H, W) defective images, whose blocks' labels nobody knows.
+            tagged: (D, 3, H, W) defective images, whose blocks' labels are unknown.
             weight: of the guesses at this step.
         """
         labelled = self.logits(self.residuals(known))
         labels = functional.binary_cross_entropy_with_logits(labelled, anomalous.float())
         away = self.residuals(tagged)
-        told = self.logits(away)
-        guesses = functional.binary_cross_entropy_with_logits(told, self.guessed(away))
-        highest = top_mean(told)
+        unlabelled = self.logits(away)
+        guesses = functional.binary_cross_entropy_with_logits(unlabelled, self.guessed(away))
+        highest = top_mean(unlabelled)
         tags = functional.binary_cross_entropy_with_logits(highest, torch.ones_like(highest))
         terms = {"labels": labels, "guesses": guesses, "tags": tags}
         return labels + tags + weight * guesses, {k: v.detach() for k, v in terms.items()}
@@ -203,7 +208,7 @@ def synthetic(images: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def fit(
-    data: WeakSplit, settings: Settings, states: Path, progress: Progress, options: Options
+    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, options: Options
 ) -> Fitted:
     """Train on fit and calibration images."""
     fabric = new_fabric()
@@ -215,8 +220,8 @@ def fit(
                         settings.data.white_level)  # fmt: skip
     bad, every = images.indices(defective=True), images.indices(defective=False)
     remembered, good = every[::2], every[1::2]
-    kept = state_of("weakrest", options, data.sha256, settings, states)
-    if not kept[1].is_file():
+    checkpoint = checkpoint_of("weakrest", options, data.sha256, settings, checkpoints)
+    if not checkpoint[1].is_file():
         positions = settings.input_size[0] // 8 * (settings.input_size[1] // 8)
         shown = subsample_evenly(remembered, 4 * -(-CANDIDATES // positions))
         fill_memory(model.residuals, (images.batch([i]) for i in shown), settings.seed)
@@ -235,14 +240,14 @@ def fit(
     optimizer = torch.optim.AdamW(trained, lr=options.learning_rate)
     curve, seconds = train_with_curve(
         "weakrest", fabric, model, optimizer, options.steps, cosine(options.steps, 0.05), batch,
-        kept, progress,
+        checkpoint, progress,
     )  # fmt: skip
 
     @torch.inference_mode()
-    def run(image: Tensor) -> tuple[NDArray[np.float32], float]:
+    def predict(image: Tensor) -> tuple[NDArray[np.float32], float]:
         logits = model.logits(model.residuals(image))
         probability = top_mean(torch.sigmoid(logits.double()))
         return logits[0].cpu().numpy(), float(probability[0])
 
     facts = {"code": "reimplemented", "options": options.decides(), "learning_curve": curve}
-    return fitted_network(model, run, settings, fabric.device, seconds, True, facts)
+    return fitted_network(model, predict, settings, fabric.device, seconds, True, facts)

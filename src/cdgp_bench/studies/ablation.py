@@ -1,12 +1,12 @@
 """Rank the choices that the paper leaves open, on calibration images alone.
 
 Both stages train on fit images. The good calibration images of every other group, and all
-defective ones, calibrate; into the other good ones defects are planted, so that localisation is
+defective ones, calibrate. Defects are planted into the other good ones, so that localisation is
 ranked without a human mask. Test images are never read. One row a variant, set, seed, fusion
-weight and tail. Variants are screened small and short; the student's rates run at the size and the
-step budget of the core comparison, since a student that learns slowly loses most in a short run.
+weight and tail. Variants are screened at a small size in few steps; the student's rates run at the
+size and the steps of the main comparison, since a slow student loses most in a short run.
 
-    python benchmarks/ablation.py --data ../shared/data --out docs/results/ablation.jsonl
+    python -m cdgp_bench.studies.ablation --data ../shared/data
 
 Rows that are already there are not computed again. `--table` prints the rows as Markdown.
 """
@@ -16,22 +16,24 @@ import functools
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from cdgp.data.images import read_image, to_input
 from cdgp.data.layouts import load
 from cdgp.data.manifest import Manifest, WeakSample
 from cdgp.data.splits import hashed, split
-from cdgp.inference import resized
-from cdgp.method.calibration import upsample
+from cdgp.method.backbone import Encoder
 from cdgp.method.network import Evidence, calibrated, reconstruction_residual
+from cdgp.method.student import ReverseStudent
 from cdgp.metrics.ranking import image_auroc, pixel_auroc
 from cdgp.metrics.regions import aupro
 from cdgp.presets import Settings
@@ -42,7 +44,8 @@ from cdgp.training.dataset import WeakDataset
 from cdgp.training.loop import new_fabric
 from cdgp.training.stages import assemble, dual_gp_stage, fingerprint, student_stage
 from cdgp_bench.methods import Fit, classifier, mil_topk, padim, supersimplenet
-from cdgp_bench.run import read_rows
+from cdgp_bench.rows import read_rows
+from cdgp_bench.scoring import at_size
 from cdgp_bench.synthetic import plant_defect
 
 SIZES = {"magnetic_tile": (160, 160), "ksdd": (256, 96)}
@@ -56,7 +59,7 @@ BASE = {
     "initial_mean": 0.0,
     "initial_scale": 1.0,
 }
-VARIANTS: dict[str, dict[str, Any]] = {
+DUAL_GP_VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
     "literal": {"sigma_gradient": True, "sampler": "random", "mil_pooling": "max"},
     "sigma gradient": {"sigma_gradient": True},
@@ -81,9 +84,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rate 3e-4": {"learning_rate": 3e-4},
 }
 CLASSIFIER_RATES = {"classifier 3e-4": 3e-4, "classifier 1e-3": 1e-3, "classifier 3e-3": 3e-3}
-"""The reference's own learning rate, ranked the same way."""
+"""Learning rates of the reference, ranked the same way."""
 MIL_RATES = {"mil_topk 3e-4": 3e-4, "mil_topk 1e-3": 1e-3, "mil_topk 3e-3": 3e-3}
-"""That of MIL-TopK, ranked the same way."""
+"""Those of MIL-TopK, ranked the same way."""
 
 
 def with_noise(noise: float) -> Fit:
@@ -94,8 +97,8 @@ def with_noise(noise: float) -> Fit:
 
 
 NOISES = {f"supersimplenet noise {noise:g}": noise for noise in (0.3, 1.0, 2.5, 6.0)}
-"""SuperSimpleNet's synthetic anomalies, in batches of 8: the largest mean, over sets, of all four
-figures."""
+"""SuperSimpleNet's synthetic anomalies, in batches of 8. The best one has the largest mean, over
+sets, of all four metrics."""
 BAG_METHODS: dict[str, tuple[Fit, float]] = {
     **{name: (classifier.fit_cam, rate) for name, rate in CLASSIFIER_RATES.items()},
     **{name: (mil_topk.fit, rate) for name, rate in MIL_RATES.items()},
@@ -103,8 +106,8 @@ BAG_METHODS: dict[str, tuple[Fit, float]] = {
 }
 CORE_SIZES = {"magnetic_tile": (192, 192), "ksdd": (384, 160)}
 STUDENT_RATES = {"student 3e-4": 3e-4, "student 1e-3": 1e-3, "student 3e-3": 3e-3}
-"""The reverse student's learning rate, ranked by the residual alone on planted defects: the largest
-mean, over sets and seeds, of AUROC-P, AUPRO@.3 and AUPRO@.05."""
+"""The reverse student's learning rate, ranked by the residual alone on planted defects. The best
+has the largest mean, over sets and seeds, of AUROC-P, AUPRO@.3 and AUPRO@.05."""
 DISTANCES = {"distance": False, "residual + distance": True}
 """PaDiM's distance on the residual's own frozen features, alone and with the chosen student's
 residual, each in standard deviations over good calibration images; ranked as the rates are."""
@@ -116,144 +119,159 @@ FINALISTS = ("base", "literal", CHOSEN)
 
 
 def main() -> None:
+    every = [*DUAL_GP_VARIANTS, *BAG_METHODS, *STUDENT_RATES, *DISTANCES]
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs/results/ablation.jsonl"))
     parser.add_argument("--sets", nargs="*", default=list(SIZES))
-    parser.add_argument(
-        "--variants", nargs="*", default=list(VARIANTS | BAG_METHODS | STUDENT_RATES | DISTANCES)
-    )
+    parser.add_argument("--variants", nargs="*", default=every)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
-    parser.add_argument("--states", type=Path, default=Path("runs/ablation"))
+    parser.add_argument("--checkpoints", type=Path, default=Path("runs/ablation"))
     parser.add_argument("--table", action="store_true")
-    arguments = parser.parse_args()
-    if arguments.table:
-        print(table(arguments.out))
+    given = parser.parse_args()
+    if given.table:
+        print(table(given.out))
         return
-    rows = read_rows(arguments.out)
-    done = {(r["dataset"], r["variant"], r["seed"]) for r in rows}
-    for seed in arguments.seeds:
-        for name in arguments.sets:
-            todo = [v for v in arguments.variants if (name, v, seed) not in done]
+    torch.set_num_threads(2)
+    done = {(r["dataset"], r["variant"], r["seed"]) for r in read_rows(given.out)}
+    for seed in given.seeds:
+        for name in given.sets:
+            todo = [v for v in given.variants if (name, v, seed) not in done]
             if todo:
-                run(name, seed, todo, arguments.data, arguments.out, arguments.states)
+                screening = Screening.of(name, seed, given.data, given.checkpoints)
+                for variant in todo:
+                    append(given.out, rows_of(screening, variant))
+
+
+def append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """All rows of a variant at once, so that a kill leaves none half done."""
+    with path.open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@dataclass(frozen=True)
+class Screening:
+    """What all variants of one set and seed share."""
+
+    name: str
+    seed: int
+    manifest: Manifest
+    calibrating: Sequence[WeakSample]
+    """The calibration images that calibrate."""
+    native: Sequence[NDArray[np.float32]]
+    """The other ones, with a planted defect and then without, at their own size."""
+    masks: Sequence[NDArray[np.bool_]]
+    checkpoints: Path
+
+    @classmethod
+    def of(cls, name: str, seed: int, data: Path, checkpoints: Path) -> Self:
+        """Split a set, and plant the defects."""
+        manifest = split(hashed(load(data / name)), seed)
+        calibrating, planting = halves(manifest)
+        whole = [read_image(s.image) for s in planting]
+        planted = [
+            plant_defect(image, np.random.default_rng([seed, index]))
+            for index, image in enumerate(whole)
+        ]
+        masks = [mask for _, mask in planted]
+        masks += [np.zeros_like(mask) for mask in masks]
+        native = [image for image, _ in planted] + whole
+        return cls(name, seed, manifest, calibrating, native, masks, checkpoints / f"{name}-{seed}")
+
+    def settings(self, size: tuple[int, int], **changes: Any) -> Settings:
+        """The `lite` preset with calibration images that the Dual GP has not seen."""
+        held_out = {"calibration": {"pictures": "held_out"}}
+        return preset("lite", seed=self.seed, input_size=size, **(held_out | changes))
+
+    def student(self, settings: Settings) -> tuple[Encoder, ReverseStudent]:
+        """The teacher, and the student trained on good fit images, once for equal settings."""
+        weak = self.manifest.weak_split()
+        key = fingerprint(settings, weak.good_fit_sha256, "student")[:16]
+        folder = self.checkpoints / f"student-{key}"
+        return student_stage(weak, settings, new_fabric(), folder, lambda record: None, Bars())
 
 
 def halves(manifest: Manifest) -> tuple[list[WeakSample], list[WeakSample]]:
-    """Calibration images that calibrate, and good ones of other groups that take a defect."""
+    """Calibration images that calibrate, and good ones of other groups that get a defect."""
     samples = manifest.of("calibration")
     planting = set(sorted({s.group or "" for s in samples if not s.defective})[1::2])
-    calibrating, planted = [], []
+    calibrating: list[WeakSample] = []
+    planted: list[WeakSample] = []
     for s in samples:
         half = planted if not s.defective and s.group in planting else calibrating
         half.append(WeakSample(s.image, s.defective))
     return calibrating, planted
 
 
-class Screening(NamedTuple):
-    """What one set and seed give to every variant."""
+def rows_of(screening: Screening, variant: str) -> list[dict[str, Any]]:
+    """Train and rank one variant."""
+    began = time.monotonic()
+    head = {"dataset": screening.name, "variant": variant, "seed": screening.seed,
+            "weight": None, "tail": None, "input_size": SIZES[screening.name],
+            "steps": STEPS}  # fmt: skip
+    if variant in DUAL_GP_VARIANTS:
+        return [head | row for row in dual_gp_rows(screening, variant)]
+    if variant in BAG_METHODS:
+        row: dict[str, Any] = bag_row(screening, *BAG_METHODS[variant])
+    elif variant in DISTANCES:
+        row = distance_row(screening, DISTANCES[variant])
+    else:
+        row = student_row(screening, STUDENT_RATES[variant])
+    return [head | row | {"seconds": round(time.monotonic() - began, 1)}]
 
-    manifest: Manifest
-    size: tuple[int, int]
-    seed: int
-    native: list[np.ndarray]
-    """Good calibration images, with a planted defect and then without, at their own size."""
-    masks: list[np.ndarray]
 
-
-def run(name: str, seed: int, variants: list[str], data: Path, out: Path, states: Path) -> None:
-    manifest = split(hashed(load(data / name)), seed)
-    calibration = manifest.weak("calibration")
-    calibrating, planting = halves(manifest)
-    fabric, progress = new_fabric(), Bars()
-    size = SIZES[name]
-    planted = [
-        plant_defect(read_image(s.image), np.random.default_rng([seed, index]))
-        for index, s in enumerate(planting)
-    ]
-    native = [pixels for pixels, _ in planted] + [read_image(s.image) for s in planting]
-    masks = [mask for _, mask in planted]
-    masks += [np.zeros_like(mask) for mask in masks]
-    screening = Screening(manifest, size, seed, native, masks)
-    folder = states / f"{name}-{seed}"
-    student = None
-    for variant in variants:
-        began = time.monotonic()
-        if variant in BAG_METHODS | STUDENT_RATES | DISTANCES:
-            if variant in BAG_METHODS:
-                row = bag_row(screening, *BAG_METHODS[variant])
-            elif variant in DISTANCES:
-                row = distance_row(screening, calibrating, CORE_SIZES[name], DISTANCES[variant],
-                                   folder)  # fmt: skip
-            else:
-                row = student_row(screening, CORE_SIZES[name], STUDENT_RATES[variant],
-                                  folder)  # fmt: skip
-            row = {"dataset": name, "variant": variant, "seed": seed, "weight": None,
-                   "tail": None, "input_size": size, "steps": STEPS, **row,
-                   "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
-            with out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            continue
-        s = preset(
-            "lite",
-            seed=seed,
-            input_size=size,
-            dual_gp=BASE | {"steps": STEPS, "no_separation": "flag"} | VARIANTS[variant],
-            student={"steps": STEPS},
-            calibration={"pictures": "held_out"},
+def dual_gp_rows(screening: Screening, variant: str) -> Iterator[dict[str, Any]]:
+    """A variant of the Dual GP, for each fusion weight and tail."""
+    began = time.monotonic()
+    size, fabric, progress = SIZES[screening.name], new_fabric(), Bars()
+    s = screening.settings(
+        size,
+        dual_gp=BASE | {"steps": STEPS, "no_separation": "flag"} | DUAL_GP_VARIANTS[variant],
+        student={"steps": STEPS},
+    )
+    student = screening.student(s)
+    diagnostics: dict[str, Any] = {}
+    weak = screening.manifest.weak_split()  # held_out: the Dual GP trains on fit images only
+    dual = dual_gp_stage(weak, s, fabric, None, diagnostics.update, progress)
+    seconds = round(time.monotonic() - began, 1)
+    network = assemble(dual, *student, s)
+    collected, everyone = (
+        collect_evidence(
+            network, WeakDataset(samples, size, s.data.white_level), fabric.device, progress
         )
-        signs: dict[str, Any] = {}
-        weak = manifest.weak_split()  # of which held_out leaves the Dual GP the fit images
-        student = student or student_stage(weak, s, fabric, folder, lambda record: None, progress)
-        dual = dual_gp_stage(weak, s, fabric, None, signs.update, progress)
-        seconds = time.monotonic() - began
-        network = assemble(dual, *student, s)
-        images = WeakDataset(calibrating, size, s.data.white_level)
-        collected = collect_evidence(network, images, fabric.device, progress)
-        everyone = collect_evidence(
-            network, WeakDataset(calibration, size, s.data.white_level), fabric.device, progress
-        )
-        ranking = image_auroc(everyone.pooled.double().numpy(), everyone.defective.numpy()).value
-        evidence = [network(to_input(p, size)[None].to(fabric.device)) for p in native]
-        kept = ("margin_good", "margin_defective", "variance_normal", "variance_anomaly",
-                "token_cosine")  # fmt: skip
-        lines = [
-            json.dumps({
-                "dataset": name, "variant": variant, "seed": seed, "weight": weight,
-                "tail": tail, "input_size": size, "steps": STEPS,
-                "calibration_image_auroc": ranking,
-                **localisation(collected, evidence, masks, s, weight, tail),
-                "separation": round(dual.separation, 4),
-                **{key: signs.get(key) for key in kept},
-                "seconds": round(seconds, 1),
-            })
-            for weight, tail in (GRID if variant in FINALISTS else SHORT_GRID)
-        ]  # fmt: skip
-        with out.open("a") as file:  # all rows of a variant at once, so that none is half done
-            file.write("\n".join(lines) + "\n")
+        for samples in (screening.calibrating, screening.manifest.weak("calibration"))
+    )
+    ranking = image_auroc(everyone.pooled.double().numpy(), everyone.defective.numpy()).value
+    inputs = (to_input(image, size)[None].to(fabric.device) for image in screening.native)
+    evidence = [network(image) for image in inputs]
+    shown = ("margin_good", "margin_defective", "variance_normal", "variance_anomaly",
+             "token_cosine")  # fmt: skip
+    for weight, tail in GRID if variant in FINALISTS else SHORT_GRID:
+        yield {
+            "weight": weight, "tail": tail, "calibration_image_auroc": ranking,
+            **localisation(collected, evidence, screening.masks, s, weight, tail),
+            "separation": round(dual.separation, 4),
+            **{key: diagnostics.get(key) for key in shown}, "seconds": seconds,
+        }  # fmt: skip
 
 
 def bag_row(screening: Screening, fit: Fit, rate: float) -> dict[str, float | None]:
     """A reference on fit images, ranked on calibration images and planted defects."""
-    manifest, size, seed, native, masks = screening
-    s = preset(
-        "lite",
-        seed=seed,
-        input_size=size,
+    s = screening.settings(
+        SIZES[screening.name],
         dual_gp={"steps": STEPS, "learning_rate": rate, "sampler": "balanced"},
-        calibration={"pictures": "held_out"},
     )
-    calibration = manifest.of("calibration")
+    calibration = screening.manifest.of("calibration")
     with TemporaryDirectory() as folder:
-        fitted = fit(manifest.weak_split(), s, Path(folder), Bars())
+        fitted = fit(screening.manifest.weak_split(), s, Path(folder), Bars())
         scores = [f.image_score for f in fitted.score([c.image for c in calibration])]
-        planted = saved(native, Path(folder))
-        maps = [resized(f.anomaly_map, f.size) for f in fitted.score(planted)]
+        planted = saved(screening.native, Path(folder))
+        maps = [at_size(f.anomaly_map, f.size) for f in fitted.score(planted)]
     ranking = image_auroc(scores, [c.defective for c in calibration]).value
-    return {"calibration_image_auroc": ranking, **planted_metrics(maps, masks)}
+    return {"calibration_image_auroc": ranking, **planted_metrics(maps, screening.masks)}
 
 
-def saved(images: Sequence[np.ndarray], folder: Path) -> list[Path]:
+def saved(images: Sequence[NDArray[np.float32]], folder: Path) -> list[Path]:
     """Images, HWC in [0, 1], as files for methods that read files."""
     paths = [folder / f"{index}.png" for index in range(len(images))]
     for path, image in zip(paths, images, strict=True):
@@ -261,52 +279,41 @@ def saved(images: Sequence[np.ndarray], folder: Path) -> list[Path]:
     return paths
 
 
-def student_row(
-    screening: Screening, size: tuple[int, int], rate: float, states: Path
-) -> dict[str, Any]:
+def student_row(screening: Screening, rate: float) -> dict[str, Any]:
     """The student on good fit images, its residual ranked on planted defects."""
-    s = preset("lite", seed=screening.seed, input_size=size, student={"learning_rate": rate})
-    residuals = residuals_of(screening.native, screening.manifest, s, states)
-    maps = [resized(r, m.shape) for r, m in zip(residuals, screening.masks, strict=True)]
+    size = CORE_SIZES[screening.name]
+    s = screening.settings(size, student={"learning_rate": rate})
+    residuals = residuals_of(screening.native, screening, s)
+    maps = [at_size(r, _shape(m)) for r, m in zip(residuals, screening.masks, strict=True)]
     return {"calibration_image_auroc": None, "input_size": size, "steps": s.student.steps,
             **planted_metrics(maps, screening.masks)}  # fmt: skip
 
 
+@torch.inference_mode()
 def residuals_of(
-    images: Iterable[np.ndarray], manifest: Manifest, settings: Settings, states: Path
-) -> list[np.ndarray]:
+    images: Iterable[NDArray[np.float32]], screening: Screening, settings: Settings
+) -> list[NDArray[np.float32]]:
     """Residual maps (H/4, W/4) of images, from a student on good fit images."""
-    weak = manifest.weak_split()
-    folder = states / f"student-{fingerprint(settings, weak.good_fit_sha256, 'student')[:16]}"
-    fabric = new_fabric()
-    teacher, student = student_stage(weak, settings, fabric, folder, lambda record: None, Bars())
-    with torch.inference_mode():
-        inputs = (to_input(image, settings.input_size)[None] for image in images)
-        return [
-            reconstruction_residual(teacher, student, i.to(fabric.device))[0].cpu().numpy()
-            for i in inputs
-        ]
+    with torch.inference_mode(False):
+        teacher, student = screening.student(settings)
+    device = next(teacher.parameters()).device
+    inputs = (to_input(image, settings.input_size)[None].to(device) for image in images)
+    return [reconstruction_residual(teacher, student, i)[0].cpu().numpy() for i in inputs]
 
 
-def distance_row(
-    screening: Screening,
-    calibrating: Sequence[WeakSample],
-    size: tuple[int, int],
-    residual: bool,
-    states: Path,
-) -> dict[str, Any]:
+def distance_row(screening: Screening, residual: bool) -> dict[str, Any]:
     """PaDiM's distance on good fit images, with the student's residual added to it or not."""
-    manifest, _, seed, native, masks = screening
-    s = preset("lite", seed=seed, input_size=size, calibration={"pictures": "held_out"})
-    good = [c.image for c in calibrating if not c.defective]
+    size, masks = CORE_SIZES[screening.name], screening.masks
+    s = screening.settings(size)
+    good = [c.image for c in screening.calibrating if not c.defective]
     with TemporaryDirectory() as folder:
-        fitted = padim.fit(manifest.weak_split(), s, Path(folder), Bars(), padim.LITE)
+        fitted = padim.fit(screening.manifest.weak_split(), s, Path(folder), Bars(), padim.LITE)
         usual = [f.anomaly_map for f in fitted.score(good)]
-        found = [f.anomaly_map for f in fitted.score(saved(native, Path(folder)))]
+        found = [f.anomaly_map for f in fitted.score(saved(screening.native, Path(folder)))]
     sums = standardised(found, usual, masks)
     if residual:
-        usual = residuals_of((read_image(path) for path in good), manifest, s, states)
-        found = residuals_of(native, manifest, s, states)
+        usual = residuals_of((read_image(path) for path in good), screening, s)
+        found = residuals_of(screening.native, screening, s)
         sums = [a + b for a, b in zip(sums, standardised(found, usual, masks), strict=True)]
     return {"calibration_image_auroc": None, "input_size": size,
             "steps": s.student.steps if residual else 0,
@@ -314,31 +321,41 @@ def distance_row(
 
 
 def standardised(
-    maps: Sequence[np.ndarray], usual: Sequence[np.ndarray], masks: Sequence[np.ndarray]
-) -> list[np.ndarray]:
+    maps: Sequence[NDArray[np.float32]],
+    usual: Sequence[NDArray[np.float32]],
+    masks: Sequence[NDArray[np.bool_]],
+) -> list[NDArray[np.float32]]:
     """Maps at their masks' sizes, in standard deviations from the mean of the usual ones."""
     mean, spread = np.mean(usual), np.std(usual)
-    return [resized((m - mean) / spread, mask.shape) for m, mask in zip(maps, masks, strict=True)]
+    return [at_size((m - mean) / spread, _shape(mask)) for m, mask in zip(maps, masks, strict=True)]
+
+
+def _shape(mask: NDArray[np.bool_]) -> tuple[int, int]:
+    return mask.shape[0], mask.shape[1]
 
 
 def localisation(
     collected: CalibrationEvidence,
-    evidence: list[Evidence],
-    masks: list[np.ndarray],
-    settings: Any,
+    evidence: Sequence[Evidence],
+    masks: Sequence[NDArray[np.bool_]],
+    settings: Settings,
     weight: float,
     tail: str,
 ) -> dict[str, float | None]:
+    """Metrics on planted defects, calibrated with a fusion weight and a tail."""
     chosen = settings.calibration.model_copy(update={"fusion_weight": weight, "tail": tail})
     calibration = fit_calibration(collected, chosen)
     maps = [
-        upsample(calibrated(e, calibration, collected.sizes[0]).anomaly_map, mask.shape)[0].numpy()
+        at_size(calibrated(e, calibration, collected.sizes[0]).anomaly_map[0].numpy(), _shape(mask))
         for e, mask in zip(evidence, masks, strict=True)
     ]
     return planted_metrics(maps, masks)
 
 
-def planted_metrics(maps: list[np.ndarray], masks: list[np.ndarray]) -> dict[str, float | None]:
+def planted_metrics(
+    maps: Sequence[NDArray[np.float32]], masks: Sequence[NDArray[np.bool_]]
+) -> dict[str, float | None]:
+    """Localisation over images with a planted defect and without."""
     regions = aupro(maps, masks)
     return {
         "planted_pixel_auroc": pixel_auroc(maps, masks).value,
@@ -365,7 +382,8 @@ def table(path: Path) -> str:
             lines.append("| " + " | ".join([row["variant"], row["dataset"], str(row["seed"]),
                          str(row["weight"] or "–"), row["tail"] or "–", *text]) + " |")  # fmt: skip
         if row["variant"] == CHOSEN:
-            grid[row["dataset"], row["weight"], row["tail"]].append([100 * c for c in cells[1:4]])
+            values = [100 * row[k] for k in keys[1:4]]
+            grid[row["dataset"], row["weight"], row["tail"]].append(values)
     lines += ["", "| set | w | tail | AUROC-P | AUPRO@.3 | AUPRO@.05 |", "|---" * 6 + "|"]
     for key, values in grid.items():
         means = [f"{v:.1f}" for v in np.mean(values, axis=0)]
@@ -374,5 +392,4 @@ def table(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(2)
     main()

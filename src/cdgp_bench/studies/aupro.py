@@ -1,21 +1,19 @@
 """Time and memory of `cdgp.metrics.regions.aupro` against a plain full sort of all pixels.
 
-    python benchmarks/aupro.py
+    python -m cdgp_bench.studies.aupro
 
 Writes docs/results/aupro.json. 500 float32 maps of 256 x 256 pixels, a third of them with several
 elliptic defects. Every measurement has a process of its own; the two ways take turns. Memory is
-the highest resident size during the call, above that before it, maps and masks being loaded.
+the growth of the highest resident size during the call; maps and masks are loaded before.
 """
 
 import json
 import os
 import platform
-import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +22,12 @@ import scipy
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from cdgp.files import write_text
 from cdgp.metrics.regions import aupro
+from cdgp_bench.measure.harness import alternate, in_process, peak_memory, processor
 
 IMAGES, SIDE, REPEATS, LIMITS = 500, 256, 7, (0.3, 0.05)
-RESULT = Path(__file__).parents[1] / "docs" / "results" / "aupro.json"
+OUT = Path("docs/results/aupro.json")
 
 Images = tuple[list[NDArray[np.float32]], list[NDArray[np.bool_]]]
 
@@ -86,51 +86,34 @@ def ours(maps: list[NDArray[np.float32]], masks: list[NDArray[np.bool_]], limit:
 WAYS: dict[str, Callable[..., float]] = {"full sort": full_sort, "cdgp": ours}
 
 
-def peak_bytes() -> int:
-    """Highest resident size of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
-
-
 def measure(way: str, limit: float) -> dict[str, float]:
     """One call in this process, after a small one that loads what is loaded once."""
     WAYS[way](*surfaces(3), limit)
     maps, masks = surfaces(IMAGES)
-    before, start = peak_bytes(), time.perf_counter()
+    before, start = peak_mib(), time.perf_counter()
     value = WAYS[way](maps, masks, limit)
     seconds = time.perf_counter() - start
-    return {"value": value, "seconds": seconds, "bytes": float(peak_bytes() - before)}
+    return {"value": value, "seconds": seconds, "mib": peak_mib() - before}
 
 
-def in_a_process(way: str, limit: float) -> dict[str, float]:
-    """`measure` in a fresh interpreter."""
-    command = [sys.executable, __file__, way, str(limit)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    result: dict[str, float] = json.loads(output)
-    return result
-
-
-def processor() -> str:
-    """The processor's name as the system gives it."""
-    info = Path("/proc/cpuinfo")
-    names = info.read_text().splitlines() if info.exists() else []
-    found = [line.split(":")[1].strip() for line in names if line.startswith("model name")]
-    return found[0] if found else platform.processor() or platform.machine()
+def peak_mib() -> float:
+    """Highest resident size of this process so far."""
+    peak = peak_memory().mib
+    assert peak is not None, "the peak of a process can be measured on Linux only"
+    return peak
 
 
 def compare(limit: float) -> dict[str, Any]:
     """Medians of both ways at one limit, and their ratios."""
-    runs: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-    for _ in range(REPEATS):
-        for way, results in runs.items():
-            results.append(in_a_process(way, limit))
+    turns = {way: partial(in_process, measure, way, limit) for way in WAYS}
+    runs = alternate(turns, REPEATS, warm_ups=0)
     row: dict[str, Any] = {"limit": limit}
     for way, results in runs.items():
         row[way] = {
             "value": results[0]["value"],
             "seconds": statistics.median(run["seconds"] for run in results),
             "seconds_each": [round(run["seconds"], 4) for run in results],
-            "peak_mib": statistics.median(run["bytes"] for run in results) / 2**20,
+            "peak_mib": statistics.median(run["mib"] for run in results),
         }
     row["times_faster"] = row["full sort"]["seconds"] / row["cdgp"]["seconds"]
     row["memory_share"] = row["cdgp"]["peak_mib"] / row["full sort"]["peak_mib"]
@@ -142,7 +125,7 @@ def main() -> None:
     """Measure both limits, print a table and write the result file."""
     rows = [compare(limit) for limit in LIMITS]
     facts = {
-        "command": "python benchmarks/aupro.py",
+        "command": "python -m cdgp_bench.studies.aupro",
         "processor": processor(),
         "cpus": os.cpu_count(),
         "system": platform.system(),
@@ -154,8 +137,7 @@ def main() -> None:
         "dtype": "float32",
         "repeats": REPEATS,
     }
-    RESULT.parent.mkdir(parents=True, exist_ok=True)
-    RESULT.write_text(json.dumps({"facts": facts, "rows": rows}, indent=2) + "\n")
+    write_text(OUT, json.dumps({"facts": facts, "rows": rows}, indent=2) + "\n")
     print(f"{'limit':>6} {'full sort':>17} {'cdgp':>17} {'faster':>7} {'memory':>7} {'differ':>8}")
     for row in rows:
         cells = " ".join(
@@ -168,7 +150,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        print(json.dumps(measure(sys.argv[1], float(sys.argv[2]))))
-    else:
-        main()
+    main()

@@ -1,10 +1,10 @@
-"""Kill training and prediction at random moments; what is finished must equal an unbroken run.
+"""Crash recovery: kill training and prediction at random moments; the results must not change.
 
-    python benchmarks/kills.py [--kills 20] [--out runs/kills]
+    python -m cdgp_bench.studies.crash_recovery [--kills 20] [--out runs/crash_recovery]
 
-Trains and predicts on made surfaces in processes of their own that get SIGKILL after a random time,
-each going on with --resume until it ends. Compares every tensor of the model, the log's losses, and
-every score, overlay and JSON file, byte by byte. Prints a Markdown table.
+Trains and predicts on synthetic surfaces in processes that get SIGKILL after a random time, and
+resumes each until it ends. Compares every tensor of the model, the log's losses, and every score,
+overlay and map, byte by byte, with an undisturbed run. Prints a Markdown table.
 """
 
 import argparse
@@ -16,7 +16,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from safetensors.torch import load_file
 
@@ -27,92 +29,105 @@ OPTIONS = ["--input-size", "64", "--set", "dual_gp.steps=60", "--set", "dual_gp.
            "--set", "student.steps=60", "--set", "student.batch_size=2",
            "--set", "inducing.normal=16", "--set", "inducing.anomaly=8",
            "--set", "dual_gp.no_separation=flag", "--quiet"]  # fmt: skip
+MOST_KILLS = 4
+"""Of one run: it is killed up to so many times, and must still end with the same result."""
+
+
+class Command(NamedTuple):
+    """A command of cdgp that can be resumed."""
+
+    name: str
+    arguments: Sequence[str]
+    """Of the program; the folder of results follows."""
+    begun: str
+    """A file in that folder from which the command can go on."""
+
+    def run(self, folder: Path) -> float:
+        """Seconds until its end."""
+        began = time.monotonic()
+        command = [*self.arguments, str(folder), *self.resume(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr}")
+        return time.monotonic() - began
+
+    def killed(self, folder: Path, after: float) -> bool:
+        """Start, wait, kill; False where it had ended by itself."""
+        command = [*self.arguments, str(folder), *self.resume(folder)]
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            _, errors = process.communicate(timeout=after)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            return True
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}\n{errors}")
+        return False
+
+    def resume(self, folder: Path) -> list[str]:
+        """--resume where there is something to go on with; else what a person would type."""
+        if (folder / self.begun).exists():
+            return ["--resume"]
+        return ["--overwrite"] if folder.exists() and any(folder.iterdir()) else []
+
+    def finished(self, folder: Path) -> bool:
+        """Whether the report, written last, is there and nothing is unfinished."""
+        done = (folder / "report.html").is_file()
+        return done and (self.name == "train" or not (folder / self.begun).exists())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=Path("runs/kills"))
+    parser.add_argument("--out", type=Path, default=Path("runs/crash_recovery"))
     parser.add_argument("--only", choices=("train", "predict"))
-    arguments = parser.parse_args()
-    out: Path = arguments.out
+    given = parser.parse_args()
+    out: Path = given.out
     shutil.rmtree(out, ignore_errors=True)
     make_dataset(out / "surfaces")
     make_dataset(out / "many", good=150, defective=50, seed=1)
     train = [*CDGP, "train", str(out / "surfaces/manifest.csv"), *OPTIONS, "--out"]
     predict = [*CDGP, "predict", str(out / "train-whole"), str(out / "many/good"),
                str(out / "many/defective"), "--quiet", "--save-maps", "--out"]  # fmt: skip
+    commands = (Command("train", train, "config.json"),
+                Command("predict", predict, "unfinished.sqlite"))  # fmt: skip
     print("| command | kills | when, in seconds after its start | differences |\n|---|---|---|---|")
-    for name, command in (("train", train), ("predict", predict)):
-        whole = out / f"{name}-whole"
-        if arguments.only == "predict" and name == "train":
-            run([*command, str(whole)])  # the model that predicts
-        if arguments.only not in (None, name):
-            continue
-        took = run([*command, str(whole)])
-        times, number = [], 0
-        rng = random.Random(0)
-        differences: list[str] = []
-        while len(times) < arguments.kills:
-            number += 1
-            folder = out / f"{name}-{number}"
-            # A new run is killed up to four times on its way, and must still come out the same.
-            for _ in range(4):
-                if len(times) == arguments.kills:
-                    break
-                after = rng.uniform(0.2, took)
-                if killed([*command, str(folder), *resumed(folder, name)], after):
-                    times.append(after)
-                else:
-                    break
-            while not finished(folder, name):
-                run([*command, str(folder), *resumed(folder, name)])
-            differences += compared(whole, folder)
-        moments = ", ".join(f"{t:.1f}" for t in times)
-        print(f"| {name} ({took:.0f} s) | {len(times)} in {number} runs | {moments} | "
-              f"{'; '.join(differences) or 'none'} |", flush=True)  # fmt: skip
+    for command in commands:
+        if given.only in (None, command.name):
+            print(disturbed(command, out, given.kills), flush=True)
+        elif command.name == "train":
+            command.run(out / "train-whole")  # the model that predicts
 
 
-def resumed(folder: Path, name: str) -> list[str]:
-    """--resume where there is something to go on with; else what a person would type."""
-    sign = "config.json" if name == "train" else "unfinished.sqlite"
-    if (folder / sign).exists():
-        return ["--resume"]
-    return ["--overwrite"] if folder.exists() and any(folder.iterdir()) else []
-
-
-def finished(folder: Path, name: str) -> bool:
-    """Whether the report, the last thing that is written, is there and nothing is unfinished."""
-    done = (folder / "report.html").is_file()
-    return done and (name == "train" or not (folder / "unfinished.sqlite").exists())
-
-
-def run(command: list[str]) -> float:
-    began = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr}")
-    return time.monotonic() - began
-
-
-def killed(command: list[str], after: float) -> bool:
-    """Start, wait, kill; False where it had ended by itself."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        process.wait(after)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        return True
-    if process.returncode:
-        raise SystemExit(f"{' '.join(command)}: {process.returncode}\n{process.stderr.read()}")
-    return False
+def disturbed(command: Command, out: Path, kills: int) -> str:
+    """A table row: how a command that is killed differs from one that is not."""
+    whole = out / f"{command.name}-whole"
+    seconds = command.run(whole)
+    rng = random.Random(0)
+    times: list[float] = []
+    differences: list[str] = []
+    number = 0
+    while len(times) < kills:
+        number += 1
+        folder = out / f"{command.name}-{number}"
+        for _ in range(min(MOST_KILLS, kills - len(times))):
+            after = rng.uniform(0.2, seconds)
+            if not command.killed(folder, after):
+                break
+            times.append(after)
+        while not command.finished(folder):
+            command.run(folder)
+        differences += compared(whole, folder)
+    moments = ", ".join(f"{t:.1f}" for t in times)
+    return (f"| {command.name} ({seconds:.0f} s) | {len(times)} in {number} runs | {moments} | "
+            f"{'; '.join(differences) or 'none'} |")  # fmt: skip
 
 
 def compared(whole: Path, folder: Path) -> list[str]:
-    """What differs between an unbroken run and a resumed one."""
+    """What differs between an undisturbed run and a resumed one."""
     found = []
     if (whole / "model.safetensors").exists():
         a, b = (load_file(place / "model.safetensors") for place in (whole, folder))

@@ -1,13 +1,13 @@
 """How well the data doctor finds what is there: near duplicates, empty masks, wrong labels.
 
-    python benchmarks/doctor.py --data DATA
+    python -m cdgp_bench.studies.doctor --data DATA
 
 Writes docs/results/doctor.jsonl: one row a set for the near duplicates, the masks and the
 shortcuts, with the group column hidden, and one row a draw of flipped labels. Nothing is trained.
 
-Near duplicates are counted against all pairs by brute force: 48 × 48 grey versions by the network's
-own resize, each less its mean, that correlate above 0.98. The audit makes its grey
-versions with Pillow and asks the perceptual hash first.
+The reference for near duplicates compares all pairs: 48 × 48 grey versions by the network's own
+resize, each minus its mean, that correlate above 0.98. The audit makes its grey versions with
+Pillow and compares perceptual hashes first.
 """
 
 import argparse
@@ -27,8 +27,8 @@ from cdgp.data.splits import group_numbers, hashed
 from cdgp.presets import settings
 from cdgp.progress import Bars
 from cdgp.training.stages import pretrained
-from cdgp_bench.measure.complexity import machine
-from cdgp_bench.run import write_rows
+from cdgp_bench.measure.harness import machine
+from cdgp_bench.rows import write_rows
 
 OUT = Path("docs/results/doctor.jsonl")
 SIZES = {"magnetic_tile": (192, 192), "ksdd": (384, 160)}
@@ -51,10 +51,10 @@ def main() -> None:
 
 
 def images(name: str, listed: Manifest) -> dict[str, Any]:
-    """What `cdgp check` says of a set whose groups are hidden from it."""
+    """What `cdgp check` finds in a set whose groups are hidden from it."""
     bare = replace(listed, samples=tuple(replace(s, group=None) for s in listed.samples))
     found = audit.check(bare)
-    told = {pair for cluster in found.near for pair in combinations(sorted(cluster), 2)}
+    reported = {pair for cluster in found.near for pair in combinations(sorted(cluster), 2)}
     true = correlated(bare)
     part = {listed.name(s.image): s.group for s in listed.samples}
     copies = {
@@ -65,10 +65,10 @@ def images(name: str, listed: Manifest) -> dict[str, Any]:
         "dataset": name,
         "pictures": len(listed.samples),
         "near_pairs_by_brute_force": len(true),
-        "near_pairs_told": len(told),
-        "found": len(true & (told | set(copies))),
-        "false_alarms": len(told - true),
-        "false_alarms_of_another_group": sum(part[a] != part[b] for a, b in told - true),
+        "near_pairs_told": len(reported),
+        "found": len(true & (reported | set(copies))),
+        "false_alarms": len(reported - true),
+        "false_alarms_of_another_group": sum(part[a] != part[b] for a, b in reported - true),
         "clusters": len(found.near),
         "byte_copies": sum(kind == "byte_copy" for kind in copies.values()),
         "pixel_copies": sum(kind == "pixel_copy" for kind in copies.values()),
@@ -90,7 +90,8 @@ def correlated(manifest: Manifest) -> set[tuple[str, str]]:
     matrix = np.corrcoef(np.array(small))
     names = [manifest.name(s.image) for s in manifest.samples]
     rows, columns = np.nonzero(np.triu(matrix > audit.NEAR, 1))
-    return {tuple(sorted((names[i], names[j]))) for i, j in zip(rows, columns, strict=True)}
+    pairs = (sorted((names[i], names[j])) for i, j in zip(rows, columns, strict=True))
+    return {(first, second) for first, second in pairs}
 
 
 def flips(name: str, listed: Manifest) -> list[dict[str, Any]]:

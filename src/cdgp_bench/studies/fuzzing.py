@@ -1,23 +1,26 @@
-"""Random damage against every door that takes foreign files.
+"""Fuzzing: random damage against every parser of foreign input.
 
-    python benchmarks/fuzz.py [--inputs 10000] [--only images]
+    python -m cdgp_bench.studies.fuzzing [--inputs 10000] [--only images]
 
-Whole files of every kind are cut, overwritten, and spliced by hypothesis; names and tables are made
-up. Whatever comes in, a door either gives a result or raises one of our errors. Prints one line a
-door; a fault ends with the smallest input that shows it, and becomes a test in tests/test_doors.py.
+Whole files of every kind are cut, overwritten and spliced by hypothesis; names and tables are made
+up. For any input a parser either gives a result or raises one of our errors. Prints one line a
+parser. An error ends the program with the smallest input that shows it; that input becomes a test
+in tests/cdgp/test_input_parsers.py.
 """
 
 import argparse
 import io
 import json
+import logging
 import os
+import shutil
 import struct
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tifffile
@@ -35,16 +38,16 @@ from cdgp.presets import settings as preset
 from cdgp.progress import Quiet
 from cdgp.training.fit import fit
 
-Door = Callable[[bytes], object]
+Parser = Callable[[bytes], object]
 
 
-def encoded(array: np.ndarray, kind: str, **options: object) -> bytes:
+def encoded(array: np.ndarray, kind: str, **options: Any) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(array).save(stream, kind, **options)
     return stream.getvalue()
 
 
-def tiff(array: np.ndarray, **options: object) -> bytes:
+def tiff(array: np.ndarray, **options: Any) -> bytes:
     stream = io.BytesIO()
     tifffile.imwrite(stream, array, **options)
     return stream.getvalue()
@@ -73,7 +76,7 @@ def image_seeds() -> list[bytes]:
 
 
 class Damage(NamedTuple):
-    """What is done to a whole file; kept small, since hypothesis remembers what it draws."""
+    """What is done to a whole file; small, since hypothesis remembers what it draws."""
 
     seed: int
     steps: list[tuple[str, int, bool, int, bytes]]
@@ -94,7 +97,7 @@ def damaged(seeds: list[bytes], damage: Damage) -> bytes:
     """One of the seeds after its damage."""
     data = bytearray(seeds[damage.seed % len(seeds)])
     for how, where, early, number, content in damage.steps:
-        # The beginning holds the header, where damage tells most.
+        # The beginning holds the header, where damage matters most.
         place = where % max(1, min(len(data), 64) if early else len(data))
         if how == "byte":
             data[place : place + 1] = bytes([number % 256])
@@ -109,30 +112,40 @@ def damaged(seeds: list[bytes], damage: Damage) -> bytes:
     return bytes(data)
 
 
-def doors(folder: Path, chosen: str = "") -> dict[str, tuple[list[bytes], Door]]:
-    """The doors of such a name, each with the whole files that are damaged to be thrown at it."""
-    file = folder / "file"
+class Parsers:
+    """The parsers of foreign input; each takes bytes and gives a result or one of our errors.
 
-    def image(data: bytes) -> object:
-        file.write_bytes(data)
-        found, facts = images.read_with_facts(file)
+    Args:
+        folder: where the bytes are written to be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.whole = image_seeds()[0]
+        for name in ("a.png", "ü.png", "b c.png"):
+            (folder / name).write_bytes(self.whole)
+
+    def _written(self, name: str, data: bytes) -> Path:
+        path = self.folder / name
+        path.write_bytes(data)
+        return path
+
+    def image(self, data: bytes) -> object:
+        found, facts = images.read_with_facts(self._written("file", data))
         assert found.dtype == np.float32 and found.ndim == 3 and found.shape[2] == 3
         assert np.isfinite(found).all() and found.min() >= 0 and found.max() <= 1
         return facts.format
 
-    def mask(data: bytes) -> object:
-        file.write_bytes(data)
-        found = images.read_mask(file, (24, 20))
+    def mask(self, data: bytes) -> object:
+        found = images.read_mask(self._written("file", data), (24, 20))
         assert found.dtype == np.bool_ and found.shape == (24, 20)
         return bool(found.any())
 
-    tree = folder / "tree"
-    whole = image_seeds()[0]
-
-    def pairing(data: bytes) -> object:
+    def pairing(self, data: bytes) -> object:
         """Each line is a file: a bin's letter and a name."""
-        for path in sorted(tree.rglob("*"), reverse=True):
-            path.unlink() if path.is_file() else path.rmdir()
+        tree = self.folder / "tree"
+        shutil.rmtree(tree, ignore_errors=True)
+        tree.mkdir()
         bins = ("good", "defective", "masks", "masks/sub", "good/sub")
         for entry in data.split(b"\n"):
             name = os.fsdecode(entry[1:].replace(b"/", b"").replace(b"\0", b"")[:60])
@@ -140,30 +153,27 @@ def doors(folder: Path, chosen: str = "") -> dict[str, tuple[list[bytes], Door]]
                 target = tree / bins[entry[0] % 5] / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if not target.exists():
-                    target.write_bytes(whole)
+                    target.write_bytes(self.whole)
         found = layouts.load(tree)
         audit.check(found).record()
         return bool(sum(len(s.masks) for s in found.samples))
 
-    def table(data: bytes) -> object:
-        path = folder / "table.csv"
-        path.write_bytes(data)
-        found = read_csv(path)
-        found.write_csv(folder / "written.csv")
-        assert read_csv(folder / "written.csv") == found
+    def table(self, data: bytes) -> object:
+        found = read_csv(self._written("table.csv", data))
+        found.write_csv(self.folder / "written.csv")
+        assert read_csv(self.folder / "written.csv") == found
         return len(found.samples)
 
-    def toml(data: bytes) -> object:
-        path = folder / "settings.toml"
-        path.write_bytes(data)
-        return read_settings(path).preset
+    def toml(self, data: bytes) -> object:
+        return read_settings(self._written("settings.toml", data)).preset
 
-    def model(data: bytes) -> object:
-        path = folder / "model.safetensors"
-        path.write_bytes(data)
-        return artifact.load(path).settings.preset
+    def model(self, data: bytes) -> object:
+        return artifact.load(self._written("model.safetensors", data)).settings.preset
 
-    trees = [
+
+def tree_seeds() -> list[bytes]:
+    """Listings for ``Parsers.pairing``."""
+    return [
         b"\n".join(bytes([letter]) + name.encode() for letter, name in files)
         for files in (
             [(0, "a.png"), (1, "a.jpg"), (2, "a_mask.png"), (2, "a_GT.png"), (1, "b.PNG")],
@@ -171,26 +181,40 @@ def doors(folder: Path, chosen: str = "") -> dict[str, tuple[list[bytes], Door]]
             [(0, ".a.png"), (0, "a"), (0, "a.b.png"), (1, "a.b.png"), (3, "1.png"), (1, "sub.png")],
         )
     ]
-    for name in ("a.png", "ü.png", "b c.png"):
-        (folder / name).write_bytes(whole)
-    tables = [
+
+
+def table_seeds() -> list[bytes]:
+    """Manifests in several dialects of CSV."""
+    return [
         b"image,label\na.png,good\nb c.png,defective\n",
         "sep=;\nimage;label;mask;split\nü.png;ok;a.png|b c.png;test\na.png;ng;;train\n".encode(),
         'image\tlabel\tgroup\n"a.png"\t0\t"x\ty"\nb c.png\t1\t\n'.encode("utf-16"),
         b"path,label\r\na.png,good\r\na.png,defective\r\n",
     ]
-    configs = [b"", b'preset = "lite"\nseed = 3\n[dual_gp]\nsteps = 10\nloss_weights = [1, 1, 4]\n',
-               json.dumps(preset().model_dump(mode="json")).encode(),
-               b"".join(b"%s = 1\n" % key.encode() for key in PRESETS["lite"])]  # fmt: skip
-    every: dict[str, tuple[Callable[[], list[bytes]], Door]] = {
-        "pictures": (image_seeds, image),
-        "masks": (image_seeds, mask),
-        "mask pairing": (lambda: trees, pairing),
-        "manifest": (lambda: tables, table),
-        "settings": (lambda: configs, toml),
-        "model": (lambda: [trained(folder)], model),
+
+
+def settings_seeds() -> list[bytes]:
+    """Settings as TOML and as JSON."""
+    return [
+        b"",
+        b'preset = "lite"\nseed = 3\n[dual_gp]\nsteps = 10\nloss_weights = [1, 1, 4]\n',
+        json.dumps(preset().model_dump(mode="json")).encode(),
+        b"".join(b"%s = 1\n" % key.encode() for key in PRESETS["lite"]),
+    ]
+
+
+def input_parsers(folder: Path, chosen: str = "") -> dict[str, tuple[list[bytes], Parser]]:
+    """The parsers whose name contains ``chosen``, each with whole inputs that get damaged."""
+    parsers = Parsers(folder)
+    every: dict[str, tuple[Callable[[], list[bytes]], Parser]] = {
+        "images": (image_seeds, parsers.image),
+        "masks": (image_seeds, parsers.mask),
+        "mask pairing": (tree_seeds, parsers.pairing),
+        "manifest": (table_seeds, parsers.table),
+        "settings": (settings_seeds, parsers.toml),
+        "model": (lambda: [trained(folder)], parsers.model),
     }
-    return {name: (seeds(), door) for name, (seeds, door) in every.items() if chosen in name}
+    return {name: (seeds(), parser) for name, (seeds, parser) in every.items() if chosen in name}
 
 
 def trained(folder: Path) -> bytes:
@@ -207,9 +231,9 @@ def trained(folder: Path) -> bytes:
     return (folder / "run/model.safetensors").read_bytes()
 
 
-def hammer(seeds: list[bytes], door: Door, inputs: int) -> Counter[str]:
-    """Throw so many inputs at a door; its answers, counted."""
-    answers: Counter[str] = Counter()
+def fuzz(seeds: list[bytes], parser: Parser, inputs: int) -> Counter[str]:
+    """Give a parser so many damaged inputs; its outcomes, counted."""
+    outcomes: Counter[str] = Counter()
 
     @settings(
         max_examples=inputs, deadline=None, database=None, derandomize=True,
@@ -218,34 +242,31 @@ def hammer(seeds: list[bytes], door: Door, inputs: int) -> Counter[str]:
     @given(damages())
     def once(damage: Damage) -> None:
         try:
-            door(damaged(seeds, damage))
-            answers["taken"] += 1
+            parser(damaged(seeds, damage))
+            outcomes["taken"] += 1
         except CdgpError as error:
-            answers[type(error).__name__] += 1
+            outcomes[type(error).__name__] += 1
             str(error).encode("utf-8", "backslashreplace")
 
     once()
-    return answers
+    return outcomes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--inputs", type=int, default=10_000)
     parser.add_argument("--only", default="")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
+    logging.getLogger("cdgp").setLevel(logging.ERROR)
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as place:
-        (Path(place) / "tree").mkdir()
-        for name, (seeds, door) in doors(Path(place), arguments.only).items():
+        for name, (seeds, parse) in input_parsers(Path(place), given.only).items():
             began = time.monotonic()
-            answers = hammer(seeds, door, arguments.inputs)
-            told = ", ".join(f"{kind} {count}" for kind, count in answers.most_common())
-            took = time.monotonic() - began
-            print(f"{name}: {answers.total()} inputs in {took:.0f} s: {told}", flush=True)
+            outcomes = fuzz(seeds, parse, given.inputs)
+            counts = ", ".join(f"{kind} {count}" for kind, count in outcomes.most_common())
+            seconds = time.monotonic() - began
+            print(f"{name}: {outcomes.total()} inputs in {seconds:.0f} s: {counts}", flush=True)
 
 
 if __name__ == "__main__":
-    import logging
-
-    logging.getLogger("cdgp").setLevel(logging.ERROR)
-    logging.getLogger("tifffile").setLevel(logging.CRITICAL)
     main()

@@ -1,8 +1,8 @@
 """The whole pipeline against its floor, the two encoders alone, in every runtime.
 
-    python benchmarks/latency.py --preset lite --preset paper     # processor, two threads
-    python benchmarks/latency.py --preset paper --device cuda     # on a GPU, where there is one
-    python benchmarks/latency.py --table                          # what was measured, as Markdown
+    python -m cdgp_bench.studies.latency --preset lite --preset paper   # processor, two threads
+    python -m cdgp_bench.studies.latency --preset paper --device cuda   # on a GPU
+    python -m cdgp_bench.studies.latency --table                        # the results as Markdown
 
 Writes docs/results/latency.json. Weights are random: they do not change what is computed, and the
 table of the normal tail has the paper's million scores. "Encoders" are two plain passes, each with
@@ -18,13 +18,12 @@ import argparse
 import contextlib
 import copy
 import io
+import itertools
 import json
 import math
-import subprocess
-import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cdgp.files import write_text
 from cdgp.method.backbone import Encoder
 from cdgp.method.calibration import BranchStatistics, ImageCalibrator, NormalTail
 from cdgp.method.gp import DualGP, SparseGP
@@ -47,9 +47,16 @@ from cdgp.method.network import Calibration, Network
 from cdgp.method.student import ReverseStudent
 from cdgp.method.tokens import TokenProjection
 from cdgp.presets import settings
-from cdgp.runtimes import openvino_request
-from cdgp_bench.measure.complexity import machine, peak_memory, start_peak_memory, wait_for
-from cdgp_bench.measure.latency import PAUSE
+from cdgp.runtimes import OnnxRuntime, openvino_request
+from cdgp_bench.measure.harness import (
+    PAUSE,
+    alternate,
+    in_process,
+    machine,
+    peak_memory,
+    reset_peak_memory,
+    seconds_of,
+)
 
 OUT = Path("docs/results/latency.json")
 SIZE = (256, 256)
@@ -77,8 +84,7 @@ def built(preset: str) -> dict[str, nn.Module]:
     """Both encoders, both behind one stem, and the whole pipeline over those."""
     torch.manual_seed(0)
     chosen = settings(preset)  # type: ignore[arg-type]
-    # All weights differ here: equal ones would be found, and computed once, by runtimes that look
-    # for repeated work.
+    # All weights differ: a runtime that finds equal ones computes them only once.
     encoder, teacher = Encoder(chosen.backbone.name), Encoder(chosen.backbone.name)
     both = Plain(encoder, teacher)
     # As after training: one stem, and behind it weights that differ.
@@ -119,7 +125,7 @@ def one(preset: str, batch: int, runtime: str, threads: int, count: int) -> dict
         if runtime == "torch":
             images = images.contiguous(memory_format=torch.channels_last)
             runs: dict[str, Callable[[], object]] = {
-                name: lambda m=module: m(images) for name, module in parts.items()
+                name: partial(module, images) for name, module in parts.items()
             }
         else:
             runs = {name: exported(module, runtime, images.numpy(), threads)
@@ -141,11 +147,7 @@ def exported(
     assert program is not None
     data = program.model_proto.SerializeToString()
     if runtime == "onnxruntime":
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = threads, 3
-        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        session = OnnxRuntime(data, threads).session
         return lambda: session.run(None, {"images": images})
     import openvino
 
@@ -157,17 +159,8 @@ def timed(
     runs: dict[str, Callable[[], object]], device: torch.device, count: int
 ) -> dict[str, list[float]]:
     """Seconds of ``count`` runs of each, taking turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for index in range(WARM_UPS + count):
-        for name, run in runs.items():
-            time.sleep(PAUSE)
-            wait_for(device)
-            began = time.perf_counter()
-            run()
-            wait_for(device)
-            if index >= WARM_UPS:
-                seconds[name].append(time.perf_counter() - began)
-    return seconds
+    turns = {name: partial(seconds_of, run, device) for name, run in runs.items()}
+    return alternate(turns, count, WARM_UPS, PAUSE)
 
 
 def on_processor(
@@ -175,26 +168,22 @@ def on_processor(
 ) -> Iterator[dict[str, Any]]:
     """A row for each preset, batch and runtime."""
     pooled: dict[tuple[str, int, str], dict[str, list[float]]] = {}
-    for _ in range(rounds):
-        for preset in presets:
-            for batch in batches:
-                for runtime in RUNTIMES:
-                    command = [sys.executable, __file__, "--one", preset, str(batch), runtime,
-                               str(threads), str(runs // rounds)]  # fmt: skip
-                    done = subprocess.run(command, capture_output=True, text=True, check=True)
-                    kept = pooled.setdefault((preset, batch, runtime), {})
-                    for name, values in json.loads(done.stdout.splitlines()[-1]).items():
-                        kept.setdefault(name, []).extend(values)
+    for _, preset, batch, runtime in itertools.product(range(rounds), presets, batches, RUNTIMES):
+        times = in_process(one, preset, batch, runtime, threads, runs // rounds)
+        kept = pooled.setdefault((preset, batch, runtime), {})
+        for name, values in times.items():
+            kept.setdefault(name, []).extend(values)
     for (preset, batch, runtime), kept in pooled.items():
         yield {"device": "cpu", "threads": threads, "precision": "float32", "mode": "eager",
                **row(preset, batch, runtime, kept)}  # fmt: skip
 
 
 def row(preset: str, batch: int, runtime: str, kept: dict[str, list[float]]) -> dict[str, Any]:
+    """Medians and ratios of one preset, batch and runtime."""
     both, once, whole = (1000 * np.array(kept[name]) for name in ("encoders", "stem once", "whole"))
     return {
         "preset": preset, "batch": batch, "runtime": runtime, "runs": len(whole),
-        # Of neighbours, which the machine has treated alike; it may change its pace between rounds.
+        # Of neighbouring runs, since the machine's speed may change between rounds.
         "ratio": float(np.median(whole / both)), "ratio_stem_once": float(np.median(whole / once)),
         "encoders_ms": float(np.median(both)), "whole_ms": float(np.median(whole)),
         "whole_p95_ms": float(np.percentile(whole, 95)),
@@ -204,7 +193,7 @@ def row(preset: str, batch: int, runtime: str, kept: dict[str, list[float]]) -> 
 def in_torch(
     presets: list[str], batches: list[int], device: torch.device, runs: int
 ) -> Iterator[dict[str, Any]]:
-    """Precisions and ways to run on one device; memory where the device tells it."""
+    """A row for each preset, batch, precision and mode, on one device."""
     for preset in presets:
         parts = {name: module.to(device) for name, module in built(preset).items()}
         for batch in batches:
@@ -214,14 +203,14 @@ def in_torch(
                 for mode in ("eager", "compiled", *(("graph",) if device.type == "cuda" else ())):
                     made = {name: way(module, images, precision, mode)
                             for name, module in parts.items()}  # fmt: skip
-                    start_peak_memory(device)
+                    reset_peak_memory(device)
                     made["whole"]()
-                    memory, of = peak_memory(device)
+                    memory, memory_of = peak_memory(device)
                     kept = timed(made, device, runs)
                     yield {"device": device.type, "threads": torch.get_num_threads(),
                            "precision": precision, "mode": mode,
                            **row(preset, batch, "torch", kept),
-                           "peak_memory_mib": memory, "memory_of": of}  # fmt: skip
+                           "peak_memory_mib": memory, "memory_of": memory_of}  # fmt: skip
                     torch.compiler.reset()
 
 
@@ -239,7 +228,7 @@ def way(module: nn.Module, images: Tensor, precision: str, mode: str) -> Callabl
 
     if mode != "graph":
         return run
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(side):
         for _ in range(WARM_UPS):
             run()
@@ -251,6 +240,7 @@ def way(module: nn.Module, images: Tensor, precision: str, mode: str) -> Callabl
 
 
 def table(found: dict[str, Any]) -> str:
+    """The result file as Markdown."""
     lines = ["| preset | batch | runtime | whole ÷ encoders | ÷ those with the stem once "
              "| whole, ms (p95) | encoders, ms | n |",
              "|---|---|---|---|---|---|---|---|"]  # fmt: skip
@@ -276,32 +266,29 @@ def main() -> None:
     parser.add_argument("--batch", type=int, action="append", choices=BATCHES)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--runs", type=int, default=ROUNDS * RUNS, help="of each, in all rounds")
-    parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--table", action="store_true")
-    arguments = parser.parse_args()
-    if arguments.one:
-        preset, batch, runtime, threads, count = arguments.one
-        print(json.dumps(one(preset, int(batch), runtime, int(threads), int(count))))
-        return
-    if not arguments.table:
-        presets, batches = arguments.preset or ["lite", "paper"], arguments.batch or list(BATCHES)
-        if arguments.device == "cuda" and not torch.cuda.is_available():
+    given = parser.parse_args()
+    if not given.table:
+        if given.device == "cuda" and not torch.cuda.is_available():
             raise SystemExit("no GPU here; leave --device out")
-        if arguments.modes or arguments.device == "cuda":
-            torch.set_num_threads(arguments.threads)
-            made = in_torch(presets, batches, torch.device(arguments.device), arguments.runs)
+        presets, batches = given.preset or ["lite", "paper"], given.batch or list(BATCHES)
+        if given.modes or given.device == "cuda":
+            torch.set_num_threads(given.threads)
+            new = in_torch(presets, batches, torch.device(given.device), given.runs)
         else:
-            made = on_processor(
-                presets, batches, arguments.rounds, arguments.runs, arguments.threads
-            )
-        old = json.loads(arguments.out.read_text())["rows"] if arguments.out.is_file() else []
-        new = list(made)
-        keys = ("preset", "batch", "runtime", "device", "precision", "mode")
-        replaced = {tuple(r[k] for k in keys) for r in new}
-        rows = [r for r in old if tuple(r[k] for k in keys) not in replaced] + new
-        rows.sort(key=lambda r: [r[k] for k in keys])
-        arguments.out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
-    print(table(json.loads(arguments.out.read_text())))
+            new = on_processor(presets, batches, given.rounds, given.runs, given.threads)
+        add_rows(given.out, list(new))
+    print(table(json.loads(given.out.read_text())))
+
+
+def add_rows(path: Path, new: list[dict[str, Any]]) -> None:
+    """Put rows into the result file, in place of those that they measure again."""
+    old = json.loads(path.read_text())["rows"] if path.is_file() else []
+    keys = ("preset", "batch", "runtime", "device", "precision", "mode")
+    replaced = {tuple(r[k] for k in keys) for r in new}
+    rows = [r for r in old if tuple(r[k] for k in keys) not in replaced] + new
+    rows.sort(key=lambda r: [r[k] for k in keys])
+    write_text(path, json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

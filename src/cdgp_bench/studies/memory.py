@@ -1,6 +1,6 @@
 """Peak memory and time of the exact pixel metrics over many large maps.
 
-    python benchmarks/memory.py --out docs/results/memory.json
+    python -m cdgp_bench.studies.memory --out docs/results/memory.json
 
 2000 maps of 512 x 512 in one temporary file, every second image defective with three regions; the
 peak is the resident set of the whole process, pages of that file included.
@@ -8,14 +8,13 @@ peak is the resident set of the whole process, pages of that file included.
 
 import argparse
 import json
-import re
 import time
 from pathlib import Path
 
 import numpy as np
 
 from cdgp.evaluation import MapFile, pixel_metrics
-from cdgp_bench.measure.complexity import machine
+from cdgp_bench.measure.harness import machine, peak_memory
 
 IMAGES, SIDE = 2000, 512
 
@@ -36,27 +35,21 @@ def main() -> None:
             values[mask] += 1.5
         store.append(values)
         masks.append(mask)
-    before = peak_mib()
+    before = peak_memory().mib
     began = time.monotonic()
     found = pixel_metrics(store.maps(), masks, [str(i) for i in range(IMAGES)])
-    told = {
+    record = {
         "pictures": IMAGES,
         "side": SIDE,
         "maps_gib": IMAGES * SIDE**2 * 4 / 2**30,
         "peak_mib_before": before,
-        "peak_mib": peak_mib(),
+        "peak_mib": peak_memory().mib,
         "seconds": round(time.monotonic() - began, 1),
         "metrics": found,
         "machine": machine(),
     }
-    arguments.out.write_text(json.dumps(told, indent=1) + "\n")
-    print(json.dumps({k: v for k, v in told.items() if k != "machine"}))
-
-
-def peak_mib() -> int:
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) // 1024
+    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps({k: v for k, v in record.items() if k != "machine"}))
 
 
 if __name__ == "__main__":

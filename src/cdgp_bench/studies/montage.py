@@ -1,84 +1,79 @@
 """Every method's maps of the same five defective test images, side by side.
 
-    CDGP_DATA=DATA python benchmarks/montage.py --plan house --runs runs/house --states runs/core
+    CDGP_DATA=DATA python -m cdgp_bench.studies.montage
 
-Takes the first seed's trained methods from --states; writes RUNS/montages/SET-CATEGORY.png. The
-images are five of the test part, evenly spaced by the marked share of the image, one of each
-kind of defect where file names tell five kinds. Colours run, for each method, from the median to
-the maximum over its five maps. The drawings show real parts, so they stay with the run.
+Loads the first seed's trained methods from --checkpoints; writes RUNS/montages/SET-CATEGORY.png.
+The images are five of the test part, evenly spaced by the marked share of the image, one of each
+kind of defect where file names hold five kinds. The colours of each method run from the median to
+the maximum over its five maps. The drawings show real parts, so they stay in the run's folder.
 """
 
 import argparse
 from collections import defaultdict
 from pathlib import Path
 
-import matplotlib
 import numpy as np
+from numpy.typing import NDArray
 
 from cdgp.data.images import read_image
 from cdgp.data.manifest import Sample
 from cdgp.errors import CdgpError
-from cdgp.inference import resized
 from cdgp.progress import Bars
+from cdgp_bench.figures import new_figure, save_figure
 from cdgp_bench.grid import METHODS
 from cdgp_bench.plan import read_plan
-from cdgp_bench.protocol import Key, Prepared
+from cdgp_bench.prepare import prepare_all
+from cdgp_bench.protocol import Prepared, SplitKey
 from cdgp_bench.qualitative import marked, marked_shares
-from cdgp_bench.run import key_of, only_one, prepare_all
-from cdgp_bench.scoring import kind_of
-from cdgp_bench.studies.paired import finished
+from cdgp_bench.run import only_one
+from cdgp_bench.scoring import at_size, kind_of
+from cdgp_bench.studies.paired import finished, plan_arguments
 
-matplotlib.use("Agg")
 COUNT = 5
 
 
 def main() -> None:
-    import matplotlib.pyplot as plt
-
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--plan", default="house")
-    parser.add_argument("--runs", type=Path, default=Path("runs/house"))
-    parser.add_argument("--states", type=Path, default=Path("runs/core"))
-    arguments = parser.parse_args()
-    plan, progress = read_plan(arguments.plan), Bars()
-    columns: dict[Key, dict[str, list[np.ndarray]]] = defaultdict(dict)
-    shown: dict[Key, list[Sample]] = {}
-    with only_one(arguments.runs):
-        prepared = prepare_all(plan, arguments.runs, progress, print)
-        for cell, _ in finished(plan, prepared, arguments.runs):
-            key = key_of(cell)
-            if cell.seed != plan.seeds[0]:
+    given = plan_arguments(argparse.ArgumentParser(description=__doc__.split("\n")[0]))
+    plan, progress = read_plan(given.plan), Bars()
+    maps: dict[SplitKey, dict[str, list[NDArray[np.float32]]]] = defaultdict(dict)
+    shown: dict[SplitKey, list[Sample]] = {}
+    with only_one(given.runs):
+        prepared = prepare_all(plan, given.runs, progress, print)
+        for run, _ in finished(plan, prepared, given.runs):
+            key = run.split_key
+            if run.seed != plan.seeds[0]:
                 continue
             chosen = shown.setdefault(key, examples(prepared[key]))
-            fitted = cell.fit(prepared[key].weak, arguments.states / cell.dataset, progress)
-            columns[key][cell.line.method] = [
-                resized(scored.anomaly_map, scored.size)
+            fitted = run.fit(prepared[key].weak, given.checkpoints / run.dataset, progress)
+            maps[key][run.variant.method] = [
+                at_size(scored.anomaly_map, scored.size)
                 for scored in fitted.score([s.image for s in chosen])
             ]
-    for key, maps in columns.items():
-        images = [read_image(s.image) for s in shown[key]]
-        masks = [marked(s) for s in shown[key]]
-        height = 2.0 * max(p.shape[0] / p.shape[1] for p in images)
-        figure, axes = plt.subplots(
-            COUNT, 1 + len(maps), figsize=(2.0 * (1 + len(maps)), COUNT * height), squeeze=False,
-            layout="constrained",
-        )  # fmt: skip
-        for row, (pixels, mask) in enumerate(zip(images, masks, strict=True)):
-            axes[row, 0].imshow(pixels)
-            for axis in axes[row]:
-                axis.contour(mask, levels=[0.5], colors="lime", linewidths=0.7)
-                axis.set_axis_off()
-        axes[0, 0].set_title("image, true mask", fontsize=8)
-        for column, (method, found) in enumerate(maps.items(), start=1):
-            pooled = np.concatenate([m.ravel() for m in found])
-            low, high = float(np.median(pooled)), float(pooled.max())
-            axes[0, column].set_title(METHODS[method].title.replace(" (", "\n("), fontsize=8)
-            for row, values in enumerate(found):
-                axes[row, column].imshow(values, cmap="inferno", vmin=low, vmax=high)
-        path = arguments.runs / "montages" / f"{key.dataset}-{key.category}.png"
-        path.parent.mkdir(exist_ok=True)
-        figure.savefig(path, dpi=90)
+    for key, of_method in maps.items():
+        path = given.runs / "montages" / f"{key.dataset}-{key.category}.png"
+        draw(shown[key], of_method, path)
         print(path)
+
+
+def draw(samples: list[Sample], maps: dict[str, list[NDArray[np.float32]]], path: Path) -> None:
+    """A row an image, a column a method."""
+    images = [read_image(s.image) for s in samples]
+    height = 2.0 * max(p.shape[0] / p.shape[1] for p in images)
+    columns = 1 + len(maps)
+    figure, axes = new_figure(COUNT, columns, (2.0 * columns, COUNT * height))
+    for row, (pixels, sample) in enumerate(zip(images, samples, strict=True)):
+        axes[row, 0].imshow(pixels)
+        for axis in axes[row]:
+            axis.contour(marked(sample), levels=[0.5], colors="lime", linewidths=0.7)
+            axis.set_axis_off()
+    axes[0, 0].set_title("image, true mask", fontsize=8)
+    for column, (method, found) in enumerate(maps.items(), start=1):
+        pooled = np.concatenate([m.ravel() for m in found])
+        low, high = float(np.median(pooled)), float(pooled.max())
+        axes[0, column].set_title(METHODS[method].title.replace(" (", "\n("), fontsize=8)
+        for row, values in enumerate(found):
+            axes[row, column].imshow(values, cmap="inferno", vmin=low, vmax=high)
+    save_figure(figure, path)
 
 
 def examples(part: Prepared) -> list[Sample]:

@@ -1,17 +1,17 @@
 """CDGP against every other method of a plan: paired intervals over groups of test images.
 
-An interval is about which images were drawn for the test part of one set and seed, for methods as
-they stand trained; that another training would differ is not in it.
+An interval covers which images were drawn for the test part of one set and seed. It does not cover
+that another training of the same method would differ.
 
-    CDGP_DATA=DATA python benchmarks/paired.py --plan house --runs runs/house --states runs/core
+    CDGP_DATA=DATA python -m cdgp_bench.studies.paired [--plan in-house]
 
-Scores the test images anew with the methods as they were trained (--states), within each set and
-seed; draws groups of test images with replacement, the same draws for all methods. Writes
+Scores the test images again with the trained methods (--checkpoints), within each set and seed, and
+draws groups of test images with replacement, the same draws for all methods. Writes
 docs/results/PLAN/paired.jsonl: one row a set, seed, pair and metric, one a set, seed, method and
-size of defect, and one a set, seed and method of where its false alarms lie. What a method adds to
-the curves is kept under RUNS/profiles, so that a method that comes later costs its own scoring
-alone. Rows of the plan that are not in RUNS yet, or were made otherwise, are left out and told.
-`--table` prints the rows as Markdown.
+size of defect, and one a set, seed and method of where its false alarms are. Curves are saved under
+RUNS/profiles, so that a method that is added later is the only one to be scored. Rows of the plan
+that are missing in RUNS, or were made with other settings, are left out and listed. `--table`
+prints the rows as Markdown.
 """
 
 import argparse
@@ -24,13 +24,12 @@ from typing import Any
 import numpy as np
 
 from cdgp.errors import CdgpError
-from cdgp.evaluation import MapFile, true_mask
 from cdgp.files import atomic_write
-from cdgp.inference import resized
 from cdgp.progress import Bars, Progress
-from cdgp_bench.grid import METHODS, Cell
+from cdgp_bench.grid import METHODS, Run
 from cdgp_bench.plan import Plan, read_plan
-from cdgp_bench.protocol import Key, Prepared
+from cdgp_bench.prepare import prepare_all
+from cdgp_bench.protocol import Prepared, SplitKey
 from cdgp_bench.resampling import (
     LIMITS,
     Profile,
@@ -41,62 +40,66 @@ from cdgp_bench.resampling import (
     resampled,
     weighted_metrics,
 )
-from cdgp_bench.run import (
+from cdgp_bench.results import NAMES
+from cdgp_bench.rows import (
     ROWS,
+    Row,
     hash_of,
     identity_of,
-    key_of,
-    only_one,
-    plan_cells,
-    prepare_all,
     read_rows,
     wanted_hash,
     write_rows,
 )
-from cdgp_bench.tables import NAMES
+from cdgp_bench.run import only_one, plan_runs
+from cdgp_bench.scoring import scores_of
 
 OURS = ("cdgp", "cdgp_paper")
 SIZES = ("small", "middle", "large")
 """Thirds of a set's regions, all seeds together, by their share of the image."""
 CLOSE = 5e-4
-"""How far curves kept at some thousand thresholds may lead from a row's exact metrics."""
+"""How far metrics from curves at some thousand thresholds may be from a row's exact ones."""
 CURVES = 1
-"""Raised when `metrics.resampling` keeps other curves, so that older ones are not read."""
+"""Raised when `resampling.Profile` changes, so that older files are not read."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--plan", default="house")
-    parser.add_argument("--runs", type=Path, default=Path("runs/house"))
-    parser.add_argument("--states", type=Path, default=Path("runs/core"))
     parser.add_argument("--table", action="store_true")
-    arguments = parser.parse_args()
-    out = Path("docs/results") / Path(arguments.plan).stem / "paired.jsonl"
-    if not arguments.table:
-        plan = read_plan(arguments.plan)
-        write_rows(out, compared(plan, arguments.runs, arguments.states))
+    given = plan_arguments(parser)
+    out = Path("docs/results") / Path(given.plan).stem / "paired.jsonl"
+    if not given.table:
+        plan = read_plan(given.plan)
+        write_rows(out, compared(plan, given.runs, given.checkpoints))
     print(table(read_rows(out)))
 
 
-def compared(plan: Plan, runs: Path, states: Path) -> list[dict[str, Any]]:
+def plan_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The arguments, with those that name a finished plan."""
+    parser.add_argument("--plan", default="in-house")
+    parser.add_argument("--runs", type=Path, default=Path("runs/in-house"))
+    parser.add_argument("--checkpoints", type=Path, default=Path("runs/core"))
+    return parser.parse_args()
+
+
+def compared(plan: Plan, runs: Path, checkpoints: Path) -> list[Row]:
     """Rows of all pairs and sizes, one category of one set and seed after another."""
     progress = Bars()
     with only_one(runs):
         prepared = prepare_all(plan, runs, progress, print)
-        found: dict[Key, dict[str, Profile]] = defaultdict(dict)
-        for cell, row in finished(plan, prepared, runs):
-            key = key_of(cell)
+        found: dict[SplitKey, dict[str, Profile]] = defaultdict(dict)
+        for run, row in finished(plan, prepared, runs):
+            key = run.split_key
             digest = hashlib.sha256(repr((CURVES, hash_of(row))).encode()).hexdigest()
-            name = f"{cell.dataset}-{cell.category}-{cell.seed}-{cell.line.method}"
-            kept = runs / "profiles" / f"{name}-{digest[:16]}.npz"
-            if not kept.is_file():
-                size = cell.settings.input_size if plan.metric_size == "input" else None
-                curves = profiled(cell, prepared[key], size, states, progress)
-                with atomic_write(kept) as temporary, temporary.open("wb") as file:
-                    np.savez_compressed(file, **curves._asdict())
-            with np.load(kept) as arrays:
-                found[key][cell.line.method] = Profile(**arrays)
-            refuse_others(found[key][cell.line.method], row)
+            name = f"{run.dataset}-{run.category}-{run.seed}-{run.variant.method}"
+            file = runs / "profiles" / f"{name}-{digest[:16]}.npz"
+            if not file.is_file():
+                size = run.settings.input_size if plan.metric_size == "input" else None
+                curves = profiled(run, prepared[key], size, checkpoints, progress)
+                with atomic_write(file) as temporary, temporary.open("wb") as stream:
+                    np.savez_compressed(stream, **curves._asdict())
+            with np.load(file) as arrays:
+                found[key][run.variant.method] = Profile(**arrays)
+            check_curves(found[key][run.variant.method], row)
     return [
         row
         for key, methods in found.items()
@@ -109,52 +112,46 @@ def compared(plan: Plan, runs: Path, states: Path) -> list[dict[str, Any]]:
 
 
 def finished(
-    plan: Plan, prepared: Mapping[Key, Prepared], runs: Path
-) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """The methods of a plan's main table with their rows, by seed and set; what lacks is told."""
-    rows = {identity_of(row): row for row in read_rows(runs / ROWS)}
-    for cell in plan_cells(plan, {key[:2] for key in prepared}):
-        control = METHODS[cell.line.method].supervision == "control"
-        if cell.line.setting != "default" or cell.budget is not None or control:
+    plan: Plan, prepared: Mapping[SplitKey, Prepared], folder: Path
+) -> Iterator[tuple[Run, Row]]:
+    """The methods of a plan's main table with their rows, by seed and set; prints what lacks."""
+    rows = {identity_of(row): row for row in read_rows(folder / ROWS)}
+    for run in plan_runs(plan, {key[:2] for key in prepared}):
+        control = METHODS[run.variant.method].supervision == "control"
+        if run.variant.setting != "default" or run.budget is not None or control:
             continue
-        row = rows.get(cell.identity)
-        wanted = wanted_hash(cell, prepared[key_of(cell)], plan)
+        row = rows.get(run.identity)
+        wanted = wanted_hash(run, prepared[run.split_key], plan)
         if row is not None and row["status"] == "ok" and hash_of(row) == wanted:
-            yield cell, row
+            yield run, row
         else:
-            print(f"{cell.dataset} {cell.line.method} seed {cell.seed}: no such row, left out")
+            print(f"{run.dataset} {run.variant.method} seed {run.seed}: no such row, left out")
 
 
 def profiled(
-    cell: Cell, part: Prepared, size: tuple[int, int] | None, states: Path, progress: Progress
+    run: Run, part: Prepared, size: tuple[int, int] | None, checkpoints: Path, progress: Progress
 ) -> Profile:
     """Curves of one trained method on its test images, at a size or at each image's own."""
-    fitted = cell.fit(part.weak, states / cell.dataset, progress)
-    samples = part.manifest.of("test")
-    maps, masks, scores = MapFile(), [], []
-    with progress.phase(f"{cell.dataset} {cell.line.method} {cell.seed}", len(samples)) as advance:
-        for sample, scored in zip(samples, fitted.score([s.image for s in samples]), strict=True):
-            name = part.manifest.name(sample.image)
-            target = size or scored.size
-            maps.append(resized(scored.anomaly_map, target))
-            masks.append(true_mask(sample, scored.size, target, name, defaultdict(list)))
-            scores.append(scored.image_score)
-            advance()
-    return profile(maps.maps(), masks, scores, [bool(s.defective) for s in samples])
+    fitted = run.fit(part.weak, checkpoints / run.dataset, progress)
+    found = scores_of(fitted, part.manifest, size, False, progress)
+    scored = iter(found.maps["final"].maps())
+    unused = np.zeros((1, 1), np.float32)  # of images that take no part in the pixel metrics
+    maps = [unused if mask is None else next(scored) for mask in found.masks]
+    return profile(maps, found.masks, found.image_scores, found.defective.tolist())
 
 
-def refuse_others(found: Profile, row: dict[str, Any]) -> None:
-    """The curves must be those of the row that stands in the tables."""
+def check_curves(found: Profile, row: Row) -> None:
+    """Check that the curves give the metrics of the row in the tables."""
     for name, values in weighted_metrics(found, np.ones((1, len(found.scores)))).items():
         exact = np.nan if row[name] is None else row[name]
         if not np.isclose(values[0], exact, rtol=0, atol=CLOSE, equal_nan=True):
             raise SystemExit(
                 f"{row['dataset']} {row['method']} seed {row['seed']}: {name} is {values[0]:.4f} "
-                f"here and {exact:.4f} in the row: other states; run the plan again"
+                f"here and {exact:.4f} in the row: other checkpoints; run the plan again"
             )
 
 
-def pairs(key: Key, methods: dict[str, Profile], part: Prepared) -> list[dict[str, Any]]:
+def pairs(key: SplitKey, methods: dict[str, Profile], part: Prepared) -> list[Row]:
     samples = part.manifest.of("test")
     groups = [s.group or part.manifest.name(s.image) for s in samples]
     weights = group_draws(groups, seed=key.seed)
@@ -174,8 +171,8 @@ def pairs(key: Key, methods: dict[str, Profile], part: Prepared) -> list[dict[st
 
 
 def sizes(
-    key: Key, methods: dict[str, Profile], found: dict[Key, dict[str, Profile]]
-) -> list[dict[str, Any]]:
+    key: SplitKey, methods: dict[str, Profile], found: dict[SplitKey, dict[str, Profile]]
+) -> list[Row]:
     """AUPRO over small, middle and large regions, each against all normal pixels."""
 
     def share(one: Profile) -> np.ndarray:
@@ -205,7 +202,7 @@ def sizes(
     return rows
 
 
-def alarms(key: Key, methods: dict[str, Profile]) -> list[dict[str, Any]]:
+def alarms(key: SplitKey, methods: dict[str, Profile]) -> list[Row]:
     """Where the false alarms lie at a false-positive rate of 5 %."""
     rows = []
     for method, one in methods.items():
@@ -214,18 +211,18 @@ def alarms(key: Key, methods: dict[str, Profile]) -> list[dict[str, Any]]:
         share = at_limit[one.defective].sum() / at_limit.sum()
         rows.append({"kind": "alarms", "dataset": key.dataset, "category": key.category,
                      "seed": key.seed, "method": method,
-                     "in_defective_images": float(share)})  # fmt: skip
+                     "in_defective_pictures": float(share)})  # fmt: skip
     return rows
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
+def table(rows: Sequence[Row]) -> str:
     """All tables, with a line between them."""
     return f"{pairs_table(rows)}\n\n{seeds_table(rows)}\n\n{sizes_table(rows)}"
 
 
-def pairs_table(rows: Sequence[dict[str, Any]]) -> str:
+def pairs_table(rows: Sequence[Row]) -> str:
     """Mean difference over seeds (and categories), and where its interval lies off zero."""
-    pooled: dict[tuple[str, ...], list[dict]] = defaultdict(list)
+    pooled: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
         if row["kind"] == "pair" and row["second"] not in OURS:
             pooled[row["dataset"], row["first"], row["second"], row["metric"]].append(row)
@@ -244,18 +241,20 @@ def pairs_table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _cell(found: Sequence[dict[str, Any]]) -> str:
+def _cell(found: Sequence[Row]) -> str:
     ahead, behind = sum(r["low"] > 0 for r in found), sum(r["high"] < 0 for r in found)
     return f"{100 * np.mean([r['value'] for r in found]):+.1f} ({ahead} / {behind})"
 
 
-def seeds_table(rows: Sequence[dict[str, Any]]) -> str:
+SEED_KEYS = ("dataset", "category", "first", "second", "seed", "groups")
+
+
+def seeds_table(rows: Sequence[Row]) -> str:
     """Every difference with its interval."""
-    found: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = defaultdict(dict)
+    found: dict[tuple[Any, ...], dict[str, Row]] = defaultdict(dict)
     for row in rows:
         if row["kind"] == "pair" and row["second"] not in OURS:
-            key = (row["dataset"], row["category"], row["first"], row["second"], row["seed"])
-            found[*key, row["groups"]][row["metric"]] = row
+            found[tuple(row[k] for k in SEED_KEYS)][row["metric"]] = row
     lines = [f"| set | first | minus | seed | groups | {' | '.join(NAMES.values())} |",
              "|---" * 9 + "|"]  # fmt: skip
     order = list(METHODS)
@@ -270,12 +269,12 @@ def seeds_table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def sizes_table(rows: Sequence[dict[str, Any]]) -> str:
+def sizes_table(rows: Sequence[Row]) -> str:
     """AUPRO by size of region, and the share of false alarms in defective images; seed means."""
     heads = [f"{size} {name}" for name in ("AUPRO@.3", "AUPRO@.05") for size in SIZES]
     lines = [f"| set | method | seeds | {' | '.join(heads)} | alarms beside defects |",
              "|---" * 10 + "|"]  # fmt: skip
-    grouped: dict[tuple[str, str], list[dict]] = defaultdict(list)
+    grouped: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         if row["kind"] != "pair":
             grouped[row["dataset"], row["method"]].append(row)
@@ -288,7 +287,7 @@ def sizes_table(rows: Sequence[dict[str, Any]]) -> str:
             for key in LIMITS
             for size in SIZES
         ]
-        values.append(np.mean([r["in_defective_images"] for r in found if "size" not in r]))
+        values.append(np.mean([r["in_defective_pictures"] for r in found if "size" not in r]))
         cells = " | ".join(f"{100 * v:.1f}" for v in values)
         seeds = len({r["seed"] for r in found})
         lines.append(f"| {dataset} | {METHODS[method].title} | {seeds} | {cells} |")

@@ -1,11 +1,11 @@
-"""Put result rows under docs/results, and their tables into the documentation.
+"""Copy result rows to docs/results, and put their tables into the documentation.
 
-    python benchmarks/render.py --take runs/house runs/house-full
-    python benchmarks/render.py
+    python -m cdgp_bench.studies.render --take runs/in-house runs/in-house-full
+    python -m cdgp_bench.studies.render
 
-The first takes the rows of finished plans; images stay where they are, since those of real parts
-do not belong into the repository. Both render docs/results/PLAN anew and replace what stands
-between `<!-- NAME -->` and `<!-- end -->` in README.md and pages of docs/.
+The first copies the rows of finished plans; images are not copied, since those of real parts do not
+belong into the repository. Both render docs/results/PLAN again and replace the text between
+`<!-- NAME -->` and `<!-- end -->` in README.md and pages of docs/.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,8 @@ import numpy as np
 from cdgp_bench.grid import METHODS
 from cdgp_bench.page import render
 from cdgp_bench.plan import read_plan
-from cdgp_bench.run import COSTS, ROWS, read_rows
+from cdgp_bench.results import PIXEL
+from cdgp_bench.rows import COSTS, ROWS, Row, read_rows
 from cdgp_bench.scoring import METRICS
 from cdgp_bench.studies.ablation import table as ablation_table
 from cdgp_bench.studies.latency import table as latency_table
@@ -29,14 +30,14 @@ from cdgp_bench.studies.paired import pairs_table, seeds_table, sizes_table
 from cdgp_bench.studies.side_by_side import table as side_by_side_table
 
 RESULTS = Path("docs/results")
-PLANS = ("house", "house-full")
+PLANS = ("in-house", "in-house-full")
 PAIRED = """# CDGP against every other method, seed by seed
 
 Percentage points, first minus second, with nominal 95 % percentile intervals over groups of test
-images (2,000 draws, the same for all methods). They are about which images were drawn, not
-about another training, and are not adjusted for their number; with about ten groups they come out
-somewhat too narrow. [+0.0, +0.0] means that both are perfect on every draw. Made by
-`benchmarks/paired.py`.
+images (2,000 draws, the same for all methods). They cover which images were drawn, not another
+training, and are not adjusted for their number; with about ten groups they come out somewhat too
+narrow. [+0.0, +0.0] means that both are perfect on every draw. Made by
+`python -m cdgp_bench.studies.paired`.
 
 """
 
@@ -49,20 +50,34 @@ def main() -> None:
         for name in (ROWS, COSTS):
             if (folder / name).exists():
                 shutil.copy(folder / name, RESULTS / folder.name / name)
+    render_plans()
+    pages = [page for page in (Path("README.md"), *Path("docs").rglob("*.md"))
+             if "<!-- end -->" in page.read_text(encoding="utf-8")]  # fmt: skip
+    fill(pages, blocks())
+
+
+def render_plans() -> None:
+    """The tables and figures of each plan, under docs/results/PLAN."""
     for name in PLANS:
         folder = RESULTS / name
         if (folder / ROWS).exists():
             costs = [row for row in read_rows(folder / COSTS) if row["status"] == "ok"]
             render(read_plan(name), read_rows(folder / ROWS), costs, folder)
-    house = read_rows(RESULTS / "house" / ROWS)
-    paired = read_rows(RESULTS / "house" / "paired.jsonl")
-    main_rows = [r for r in house if r["setting"] == "default" and not r["budget"]]
-    blocks = {
-        "headline": headline(main_rows),
+    paired = read_rows(RESULTS / PLANS[0] / "paired.jsonl")
+    (RESULTS / PLANS[0] / "paired.md").write_text(PAIRED + seeds_table(paired) + "\n")
+
+
+def blocks() -> dict[str, str]:
+    """The tables of the documentation, by the name of their place."""
+    paired = read_rows(RESULTS / PLANS[0] / "paired.jsonl")
+    rows = read_rows(RESULTS / PLANS[0] / ROWS)
+    whole = [r for r in rows if r["setting"] == "default" and not r["budget"]]
+    return {
+        "headline": headline(whole),
         "paired": pairs_table(paired),
         "sizes": sizes_table(paired),
-        "kinds": kinds_table(main_rows),
-        "branches": branches_table(main_rows),
+        "kinds": kinds_table(whole),
+        "branches": branches_table(whole),
         "ablation": ablation_table(RESULTS / "ablation.jsonl"),
         "aupro": aupro_table(RESULTS / "aupro.json"),
         "doctor": doctor_table(read_rows(RESULTS / "doctor.jsonl")),
@@ -70,27 +85,28 @@ def main() -> None:
         "latency": latency_table(json.loads((RESULTS / "latency.json").read_text())),
         "side_by_side": side_by_side_table(json.loads((RESULTS / "side_by_side.json").read_text())),
     }
-    (RESULTS / "house" / "paired.md").write_text(PAIRED + seeds_table(paired) + "\n")
-    pages = (Path("README.md"), RESULTS / "README.md", Path("docs/decisions.md"))
-    together = "".join(page.read_text(encoding="utf-8") for page in pages)
-    nowhere = [name for name in blocks if f"<!-- {name} -->" not in together]
+
+
+def fill(pages: Iterable[Path], found: dict[str, str]) -> None:
+    """Put each table into its place in the pages."""
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
+    together = "".join(texts.values())
+    nowhere = [name for name in found if f"<!-- {name} -->" not in together]
     if nowhere:
         raise SystemExit(f"no page has a place for {', '.join(nowhere)}")
-    for page in pages:
-        text = page.read_text(encoding="utf-8")
-        for name, block in blocks.items():
-            text = re.sub(
-                rf"<!-- {name} -->\n.*?<!-- end -->",
-                lambda _, n=name, b=block: f"<!-- {n} -->\n{b}\n<!-- end -->",
-                text,
-                flags=re.DOTALL,
-            )
-        page.write_text(text, encoding="utf-8")
+
+    def block(match: re.Match[str]) -> str:
+        name = match[1]
+        return f"<!-- {name} -->\n{found[name]}\n<!-- end -->" if name in found else match[0]
+
+    for page, text in texts.items():
+        new = re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", block, text, flags=re.DOTALL)
+        page.write_text(new, encoding="utf-8")
 
 
-def headline(rows: Sequence[dict]) -> str:
+def headline(rows: Sequence[Row]) -> str:
     """Mean ± sample standard deviation (x 100) over seeds, a line a set and method."""
-    grouped: dict[tuple[str, str], list[dict]] = defaultdict(list)
+    grouped: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         if row["status"] == "ok" and METHODS[row["method"]].supervision != "control":
             grouped[row["dataset"], row["method"]].append(row)
@@ -116,14 +132,20 @@ def headline(rows: Sequence[dict]) -> str:
 
 
 def mean_std(values: Sequence[float | None]) -> str:
+    """Mean ± sample standard deviation (x 100) of the values that are defined."""
     defined = [100 * v for v in values if v is not None]
-    if not defined:
-        return "–"
     spread = f" ± {np.std(defined, ddof=1):.1f}" if len(defined) > 1 else ""
-    return f"{np.mean(defined):.1f}{spread}"
+    return mean(values) + spread
+
+
+def mean(values: Sequence[float | None]) -> str:
+    """Mean (x 100) of the values that are defined."""
+    defined = [100 * v for v in values if v is not None]
+    return f"{np.mean(defined):.1f}" if defined else "–"
 
 
 def aupro_table(path: Path) -> str:
+    """Our exact AUPRO against a full sort."""
     lines = ["| limit | full sort | cdgp | times faster | memory |", "|---|---|---|---|---|"]
     for row in json.loads(path.read_text())["rows"]:
         cells = [
@@ -137,7 +159,7 @@ def aupro_table(path: Path) -> str:
     return "\n".join(lines)
 
 
-def doctor_table(rows: Sequence[dict]) -> str:
+def doctor_table(rows: Sequence[Row]) -> str:
     """What the data doctor finds on the two sets, and how many flipped labels."""
     lines = [
         "| set | images | near pairs | found | told beyond them | of which another part | "
@@ -160,7 +182,8 @@ def doctor_table(rows: Sequence[dict]) -> str:
     return "\n".join(lines)
 
 
-def stream_table(rows: Sequence[dict]) -> str:
+def stream_table(rows: Sequence[Row]) -> str:
+    """Memory and time of streaming predictions."""
     lines = ["| images | peak memory | seconds a 1,000 |", "|---" * 3 + "|"]
     lines += [
         f"| {r['pictures']:,} | {r['peak_mib']:.0f} MiB | {r['seconds_a_1000']:.1f} |" for r in rows
@@ -168,21 +191,21 @@ def stream_table(rows: Sequence[dict]) -> str:
     return "\n".join(lines)
 
 
-def branches_table(rows: list[dict]) -> str:
+def branches_table(rows: Sequence[Row]) -> str:
     """What each branch localises alone, mean over seeds."""
     lines = ["| set | map | AUROC-P | AUPRO@.3 | AUPRO@.05 |", "|---|---|---|---|---|"]
     chosen = [r for r in rows if r["method"] == "cdgp"]
     for dataset in sorted({r["dataset"] for r in chosen}):
         cells = [r for r in chosen if r["dataset"] == dataset]
         for name in ("residual", "dominance", "surprisal"):
-            values = [[c["branches"][name].get(k) for c in cells] for k in KEYS]
+            values = [[c["branches"][name].get(k) for c in cells] for k in PIXEL]
             lines.append(f"| {dataset} | {name} | " + " | ".join(map(mean, values)) + " |")
-        values = [[c[k] for c in cells] for k in KEYS]
+        values = [[c[k] for c in cells] for k in PIXEL]
         lines.append(f"| {dataset} | final | " + " | ".join(map(mean, values)) + " |")
     return "\n".join(lines)
 
 
-def kinds_table(rows: list[dict]) -> str:
+def kinds_table(rows: Sequence[Row]) -> str:
     """Each kind of defect of `magnetic_tile`, mean over seeds: where which map wins."""
     maps = ("residual", "dominance", "final")
     lines = [
@@ -198,14 +221,6 @@ def kinds_table(rows: list[dict]) -> str:
         ]
         lines.append(f"| {kind} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-KEYS = ("pixel_auroc", "pixel_aupro_30", "pixel_aupro_05")
-
-
-def mean(values: list[float | None]) -> str:
-    defined = [100 * v for v in values if v is not None]
-    return f"{sum(defined) / len(defined):.1f}" if defined else "–"
 
 
 if __name__ == "__main__":

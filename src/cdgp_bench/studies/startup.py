@@ -1,6 +1,6 @@
 """Time of `cdgp --help` against importing its command-line libraries alone.
 
-    python benchmarks/help.py
+    python -m cdgp_bench.studies.startup
 
 Alternating runs of both, medians; writes docs/results/help.json.
 """
@@ -10,16 +10,14 @@ import shutil
 import statistics
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
+from cdgp.files import write_text
+from cdgp_bench.measure.harness import alternate, seconds_of
+
+OUT = Path("docs/results/help.json")
 RUNS = 21
-
-
-def seconds(command: list[str]) -> float:
-    began = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
-    return time.perf_counter() - began
 
 
 def main() -> None:
@@ -27,19 +25,20 @@ def main() -> None:
     cdgp = str(beside) if beside.exists() else shutil.which("cdgp")
     assert cdgp, "install the package first"
     commands = {"help": [cdgp, "--help"], "imports": [sys.executable, "-c", "import typer, rich"]}
-    times: dict[str, list[float]] = {name: [] for name in commands}
-    for _ in range(RUNS + 1):
-        for name, command in commands.items():
-            times[name].append(seconds(command))
-    medians = {name: statistics.median(values[1:]) for name, values in times.items()}
+    turns = {
+        name: partial(seconds_of, partial(subprocess.run, command, check=True, capture_output=True))
+        for name, command in commands.items()
+    }
+    times = alternate(turns, RUNS, warm_ups=1)
+    medians = {name: statistics.median(values) for name, values in times.items()}
     result = {
-        "command": "python benchmarks/help.py",
+        "command": "python -m cdgp_bench.studies.startup",
         "runs": RUNS,
         "median_seconds": {name: round(value, 4) for name, value in medians.items()},
         "ratio": round(medians["help"] / medians["imports"], 3),
     }
     text = json.dumps(result, indent=2)
-    Path("docs/results/help.json").write_text(text + "\n")
+    write_text(OUT, text + "\n")
     print(text)
 
 

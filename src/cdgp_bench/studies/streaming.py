@@ -1,18 +1,17 @@
 """Peak memory and time per 1,000 images of `cdgp predict`, at growing numbers of images.
 
-    python benchmarks/stream.py [--counts 1000 5000 20000] [--out runs/stream]
+    python -m cdgp_bench.studies.streaming [--counts 1000 5000 20000] [--out runs/streaming]
 
-Trains a small model on made surfaces, makes as many images as the largest count, and predicts the
-first of them in processes of their own, overlays and report included. Writes
+Trains a small model on synthetic surfaces, makes as many images as the largest count, and predicts
+the first of them in processes of their own, overlays and report included. Writes
 docs/results/stream.jsonl: one row a count, with the largest resident memory of the process.
 """
 
 import argparse
 import os
 import shutil
-import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,23 +20,18 @@ from PIL import Image
 from cdgp.presets import settings
 from cdgp.progress import Bars
 from cdgp.training.fit import fit
-from cdgp_bench.measure.complexity import machine
-from cdgp_bench.run import write_rows
+from cdgp_bench.measure.harness import CommandCost, command_cost, machine
+from cdgp_bench.rows import write_rows
 from cdgp_bench.synthetic import make_dataset, make_surface
 
 OUT = Path("docs/results/stream.jsonl")
 SIZE = (80, 96)
-SMALL = (
-    "import resource, subprocess, sys\n"
-    "subprocess.run(sys.argv[1:], check=True)\n"
-    "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
-)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--counts", type=int, nargs="+", default=[1000, 5000, 20_000])
-    parser.add_argument("--out", type=Path, default=Path("runs/stream"))
+    parser.add_argument("--out", type=Path, default=Path("runs/streaming"))
     arguments = parser.parse_args()
     out: Path = arguments.out
     shutil.rmtree(out, ignore_errors=True)
@@ -52,9 +46,9 @@ def main() -> None:
     for count in sorted(arguments.counts):
         folder, result = out / f"images-{count}", out / f"result-{count}"
         folder.mkdir()
-        for path in made[:count]:  # one flat folder, the hardest for a list of names
+        for path in made[:count]:  # one flat folder, the hardest case for a list of names
             os.link(path, folder / path.name)
-        seconds, peak = measured(["predict", out / "run", folder, "--out", result, "--quiet"])
+        seconds, peak = cost_of(["predict", out / "run", folder, "--out", result, "--quiet"])
         rows.append({
             "pictures": count, "peak_mib": round(peak / 1024, 1),
             "seconds_a_1000": round(1000 * seconds / count, 2), "size": list(SIZE),
@@ -80,17 +74,9 @@ def make_images(folder: Path, count: int) -> list[Path]:
     return made
 
 
-def measured(arguments: list[object]) -> tuple[float, int]:
-    """Seconds and the largest resident memory, in KiB, of one command.
-
-    Started by a small process: what a child takes over from a large one counts as its own peak.
-    """
-    command = [sys.executable, "-m", "cdgp.cli.main", *map(str, arguments)]
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", SMALL, *command], stdout=subprocess.PIPE, text=True, check=True
-    )
-    return time.monotonic() - began, int(done.stdout.splitlines()[-1])
+def cost_of(arguments: Sequence[object]) -> CommandCost:
+    """Seconds and peak memory of a ``cdgp`` command in a process of its own."""
+    return command_cost([sys.executable, "-m", "cdgp.cli.main", *map(str, arguments)])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Tiled prediction: its seams, its time against the number of pixels, and its memory.
 
-    OMP_NUM_THREADS=1 python benchmarks/tiles.py [--parts model seams times memory figure]
+    OMP_NUM_THREADS=1 python -m cdgp_bench.studies.tiles [--parts model seams times memory figure]
 
-Trains a `lite` model with windows of 256 x 256 on made surfaces, then
+Trains a `lite` model with windows of 256 x 256 on synthetic surfaces, then measures
 
 - seams: the fused evidence U of 1024 x 768 images, half of them with a defect, by windows and in
   one pass over the whole image; with the windows blended, and with each cut off in the middle of
@@ -11,7 +11,7 @@ Trains a `lite` model with windows of 256 x 256 on made surfaces, then
   machine lengthens little, added to those of earlier calls;
 - memory: the largest resident memory of `cdgp predict` of an image of 4000 x 3000.
 
-What is found is kept in runs/tiles; `figure` writes docs/results/tiles.json and
+The parts are saved in runs/tiles; `figure` writes docs/results/tiles.json and
 docs/results/figures/tiles.png from it.
 """
 
@@ -30,6 +30,7 @@ from PIL import Image
 from torch import Tensor
 
 import cdgp
+from cdgp.files import write_text
 from cdgp.method import tiles
 from cdgp.method.calibration import fuse
 from cdgp.method.network import Evidence
@@ -37,16 +38,16 @@ from cdgp.presets import settings
 from cdgp.progress import Bars
 from cdgp.runtimes import TorchRuntime
 from cdgp.training.fit import fit
-from cdgp_bench.figures import COLOURS, _figure, _save
-from cdgp_bench.measure.complexity import machine
-from cdgp_bench.studies.streaming import measured
+from cdgp_bench.figures import COLOURS, new_figure, save_figure
+from cdgp_bench.measure.harness import machine
+from cdgp_bench.studies.streaming import cost_of
 from cdgp_bench.synthetic import make_dataset, make_surface, plant_defect
 
 OUT, RESULTS = Path("runs/tiles"), Path("docs/results")
 WINDOW = (256, 256)
 IMAGES = 6
 NEAR = 32
-"""Positions closer to a seam than this, in pixels, are near it."""
+"""Positions closer to a seam than this, in pixels, count as near it."""
 MEGAPIXELS = (0.5, 1, 2, 4, 8, 12)
 
 
@@ -65,7 +66,7 @@ def main() -> None:
 
 
 def model() -> None:
-    """A model that has trained on windows of made surfaces."""
+    """Train on windows of synthetic surfaces."""
     shutil.rmtree(OUT / "surfaces", ignore_errors=True)
     make_dataset(OUT / "surfaces", good=20, defective=12, size=(320, 448))
     chosen = settings(
@@ -100,9 +101,9 @@ def seams() -> None:
 
     def fused(evidence: Evidence) -> np.ndarray:
         low = fuse(evidence.dominance, evidence.residual, c.dominance, c.residual, c.fusion_weight)
-        return low[0].numpy()
+        values: np.ndarray = low[0].numpy()
+        return values
 
-    distance = seam_distance(size)
     rows: dict[str, list[np.ndarray]] = {"blended": [], "cut_off": []}
     pooled: dict[str, list[float]] = {name: [] for name in rows}
     for index in range(IMAGES):
@@ -114,26 +115,37 @@ def seams() -> None:
             rows[name].append(fused(found) - fused(whole))
             pooled[name].append(float(found.pooled - whole.pooled))
     tiles.weights = TRUE_WEIGHTS
+    keep("seams", {
+        "size": list(size), "window": list(WINDOW), "pictures": IMAGES, "near": NEAR,
+        **{name: differences(np.array(maps), np.array(pooled[name]), size)
+           for name, maps in rows.items()},
+    })  # fmt: skip
+
+
+def differences(maps: np.ndarray, pooled: np.ndarray, size: tuple[int, int]) -> dict[str, Any]:
+    """How far tiled U is from the untiled one.
+
+    Args:
+        maps: (n, h, w) differences of U.
+        pooled: (n,) differences of the pooled evidence.
+        size: (height, width) of the images.
+    """
+    distance = seam_distance(size)
     near = distance < NEAR
     across = np.diff(seam_sides(size), axis=1) != 0
-    told: dict[str, Any] = {"size": list(size), "window": list(WINDOW), "pictures": IMAGES,
-                            "near": NEAR}  # fmt: skip
-    for name, maps in rows.items():
-        off = np.abs(maps)
-        steps = np.abs(np.diff(maps, axis=2))
-        told[name] = {
-            "max_near": float(off[:, near].max()), "mean_near": float(off[:, near].mean()),
-            "max_elsewhere": float(off[:, ~near].max()),
-            "mean_elsewhere": float(off[:, ~near].mean()),
-            "step_across_seams": float(steps[:, across].mean()),
-            "step_elsewhere": float(steps[:, ~across].mean()),
-            "pooled_max": float(np.abs(pooled[name]).max()),
-            "by_distance": [
-                [4 * d, float(off[:, (distance // 4) == d].mean())] for d in range(24)
-                if ((distance // 4) == d).any()
-            ],
-        }  # fmt: skip
-    keep("seams", told)
+    off, steps = np.abs(maps), np.abs(np.diff(maps, axis=2))
+    return {
+        "max_near": float(off[:, near].max()), "mean_near": float(off[:, near].mean()),
+        "max_elsewhere": float(off[:, ~near].max()),
+        "mean_elsewhere": float(off[:, ~near].mean()),
+        "step_across_seams": float(steps[:, across].mean()),
+        "step_elsewhere": float(steps[:, ~across].mean()),
+        "pooled_max": float(np.abs(pooled).max()),
+        "by_distance": [
+            [4 * d, float(off[:, (distance // 4) == d].mean())] for d in range(24)
+            if ((distance // 4) == d).any()
+        ],
+    }  # fmt: skip
 
 
 def seam_sides(size: tuple[int, int]) -> np.ndarray:
@@ -149,7 +161,8 @@ def seam_distance(size: tuple[int, int]) -> np.ndarray:
         owner = cut_off(length, side).argmax(0).numpy()
         lines = np.flatnonzero(np.diff(owner)) + 1
         axes.append(np.abs(np.arange(len(owner)) + 0.5 - lines[:, None]).min(0) * tiles.CELL)
-    return np.minimum.outer(*axes)
+    nearest: np.ndarray = np.minimum.outer(*axes)
+    return nearest
 
 
 def times(megapixels: Sequence[float]) -> None:
@@ -175,7 +188,7 @@ def memory() -> None:
     if not path.is_file():
         Image.fromarray(np.rint(big_image() * 255).astype(np.uint8)).save(path)
     shutil.rmtree(OUT / "predicted", ignore_errors=True)
-    seconds, peak = measured(["predict", OUT / "run", path, "--out", OUT / "predicted", "--quiet"])
+    seconds, peak = cost_of(["predict", OUT / "run", path, "--out", OUT / "predicted", "--quiet"])
     overlay = OUT / "predicted" / "overlays" / "large.png.png"
     with Image.open(overlay) as image:
         shown = image.size
@@ -188,54 +201,51 @@ def big_image() -> np.ndarray:
     return image_of((3000, 4000), 99, True)
 
 
-def keep(name: str, told: dict[str, Any]) -> None:
-    (OUT / f"{name}.json").write_text(json.dumps(told | {"machine": machine()}) + "\n")
-    print(json.dumps(told), flush=True)
+def keep(name: str, facts: dict[str, Any]) -> None:
+    """Save what one part has measured."""
+    write_text(OUT / f"{name}.json", json.dumps(facts | {"machine": machine()}) + "\n")
+    print(json.dumps(facts), flush=True)
 
 
 def figure() -> None:
-    """The results' file and its figure."""
-    found = {
+    """The result file and its figure."""
+    parts = {
         name: json.loads((OUT / f"{name}.json").read_text())
         for name in ("seams", "times", "memory")
     }
     runs = defaultdict(list)
-    for count, one in found["times"].pop("found"):
-        runs[count].append(one)
+    for count, seconds in parts["times"].pop("found"):
+        runs[count].append(seconds)
     pixels = np.array(sorted(runs), np.float64)
-    seconds = np.array([np.median(runs[int(count)]) for count in pixels])
-    slope, start = np.polyfit(pixels, seconds, 1)
-    left = seconds - (slope * pixels + start)
-    r2 = 1 - float((left**2).sum() / ((seconds - seconds.mean()) ** 2).sum())
-    found["times"] |= {
+    medians = np.array([np.median(runs[int(count)]) for count in pixels])
+    slope, start = np.polyfit(pixels, medians, 1)
+    left = medians - (slope * pixels + start)
+    r2 = 1 - float((left**2).sum() / ((medians - medians.mean()) ** 2).sum())
+    parts["times"] |= {
         "seconds": {str(int(count)): runs[int(count)] for count in pixels},
         "seconds_a_megapixel": round(slope * 1e6, 3),
         "start_seconds": round(start, 3), "r2": round(r2, 5),
     }  # fmt: skip
-    told = found | {"machine": found["times"]["machine"]}
-    for part in found.values():
-        part.pop("machine")
-    (RESULTS / "tiles.json").write_text(json.dumps(told, indent=1) + "\n")
-    drawn, ((first, second),) = _figure(1, 2, (9, 3.4))
+    machines = [part.pop("machine") for part in parts.values()]
+    record = parts | {"machine": machines[1]}
+    write_text(RESULTS / "tiles.json", json.dumps(record, indent=1) + "\n")
+    drawn, ((first, second),) = new_figure(1, 2, (9, 3.4))
     for (name, title), colour in zip(
         (("blended", "blended"), ("cut_off", "cut off")), COLOURS.values(), strict=True
     ):
-        first.plot(*zip(*found["seams"][name]["by_distance"], strict=True), color=colour,
+        first.plot(*zip(*parts["seams"][name]["by_distance"], strict=True), color=colour,
                    marker="o", markersize=3, label=title)  # fmt: skip
     first.set(xlabel="pixels from the nearest seam", ylim=(0, None),
               ylabel="mean |U, tiled − untiled|\nin standard deviations")  # fmt: skip
-    first.legend(frameon=False)
-    second.plot(pixels / 1e6, seconds, "o", color=COLOURS["final"])
+    second.plot(pixels / 1e6, medians, "o", color=COLOURS["final"])
     second.plot(pixels / 1e6, slope * pixels + start, color="0.6", linewidth=1,
                 label=f"{slope * 1e6:.2f} s a megapixel, R² {r2:.4f}")  # fmt: skip
-    second.set(xlabel="megapixels", ylabel="seconds of one thread",
-               ylim=(0, None))  # fmt: skip
-    second.legend(frameon=False)
+    second.set(xlabel="megapixels", ylabel="seconds of one thread", ylim=(0, None))
     for axes in (first, second):
+        axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
-    (RESULTS / "figures").mkdir(exist_ok=True)
-    _save(drawn, RESULTS / "figures" / "tiles.png")
-    print(json.dumps(told["times"]))
+    save_figure(drawn, RESULTS / "figures" / "tiles.png")
+    print(json.dumps(record["times"]))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Seconds a step of both trained stages, and whether another version's losses are the same.
 
-    python benchmarks/training.py --data DATA --against OTHER/src
+    python -m cdgp_bench.studies.training --data DATA --against OTHER/src
 
-``--against`` names the ``src`` folder of another version; each round then starts a process for
-either, in turns. Both run the first steps of both stages of ``lite`` over the same few images,
-whose inputs are in memory before. The student's teacher sees an image for the first time in some
-of the steps and again in the others, so these are two numbers; "minutes" is what the steps of a
-whole training on all of DATA take at these medians. Writes docs/results/training.json.
+``--against`` names the ``src`` folder of another version with the same modules; each round then
+starts a process for either, in turns. Both run the first steps of both stages of ``lite`` over the
+same few images, whose inputs are in memory before. In some steps the student's teacher sees an
+image for the first time, in others again, so these are two numbers. "minutes" is what the steps of
+a whole training on all of DATA take at these medians. Writes docs/results/training.json.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import torch
 
 from cdgp.data import layouts
 from cdgp.data.manifest import WeakSample
+from cdgp.files import subsample_evenly, write_text
 from cdgp.presets import Settings, settings
 from cdgp.progress import Advance, Quiet
 from cdgp.training.dataset import WeakDataset
@@ -33,7 +35,7 @@ from cdgp.training.dual_gp import DualGPTraining, train_dual_gp
 from cdgp.training.loop import new_fabric
 from cdgp.training.stages import pretrained
 from cdgp.training.student import StudentTraining, train_student
-from cdgp_bench.measure.complexity import machine
+from cdgp_bench.measure.harness import alternate, machine
 
 OUT = Path("docs/results/training.json")
 GOOD, DEFECTIVE = 50, 20
@@ -41,7 +43,7 @@ GOOD, DEFECTIVE = 50, 20
 STEPS = {"Dual GP": 12, "Reverse student": 26}
 WARM_UP = 2
 COMPARED = 5
-"""So many losses of each stage are written down and compared."""
+"""So many losses of each stage are recorded and compared."""
 FIT_SHARE = 0.64
 """Share of the good images that the student trains on where the manifest names no split."""
 
@@ -51,7 +53,7 @@ class EnoughError(Exception):
 
 
 class Clock(Quiet):
-    """Notes when each step of a stage ended, and ends it after some."""
+    """Records when each step of a stage ended, and stops the stage after some."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -77,14 +79,14 @@ def stage(kind: type[torch.nn.Module], train: Callable[[Clock], object]) -> dict
     losses: list[float] = []
     forward = kind.forward
 
-    def noting(self: torch.nn.Module, *batch: Any) -> Any:
-        loss, signs = forward(self, *batch)
-        if len(losses) < COMPARED:  # a later one would wait for the GPU
+    def recording(self: torch.nn.Module, *batch: Any) -> Any:
+        loss, diagnostics = forward(self, *batch)
+        if len(losses) < COMPARED:  # reading a later one would wait for the GPU
             losses.append(float(loss.detach()))
-        return loss, signs
+        return loss, diagnostics
 
     clock = Clock()
-    kind.forward = noting
+    kind.forward = recording
     with contextlib.suppress(EnoughError):
         train(clock)
     kind.forward = forward
@@ -102,11 +104,7 @@ def one(data: Path, threads: int) -> dict[str, Any]:
     for label, count in ((False, GOOD), (True, DEFECTIVE)):
         samples = [s for s in manifest.samples if s.defective == label]
         taken = min(count, len(samples))
-        images[label] = [
-            # Spaced here, since an older source that is measured has its helper elsewhere.
-            WeakSample(samples[i * len(samples) // taken].image, label)
-            for i in range(taken)
-        ]
+        images[label] = [WeakSample(s.image, label) for s in subsample_evenly(samples, taken)]
     both, good = (
         WeakDataset(samples, chosen.input_size, chosen.data.white_level)
         for samples in (images[False] + images[True], images[False])
@@ -131,13 +129,15 @@ def one(data: Path, threads: int) -> dict[str, Any]:
     }
 
 
-def in_process(source: Path, data: Path, threads: int) -> dict[str, Any]:
+def in_process_of(source: Path, data: Path, threads: int) -> dict[str, Any]:
     """``one`` in a process of its own, with the code under ``source``."""
-    command = [sys.executable, __file__, "--one", "--data", str(data), "--threads", str(threads)]
-    told = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": str(source)}, stdout=subprocess.PIPE, check=True
-    ).stdout
-    result: dict[str, Any] = json.loads(told)
+    command = [sys.executable, "-m", "cdgp_bench.studies.training", "--one",
+               "--data", str(data.absolute()), "--threads", str(threads)]  # fmt: skip
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(source.absolute())}, stdout=subprocess.PIPE,
+        check=True,
+    )  # fmt: skip
+    result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 
@@ -163,7 +163,7 @@ def medians(rounds: list[dict[str, Any]], chosen: Settings) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="as for `cdgp fit`")
+    parser.add_argument("--data", type=Path, required=True, help="as for `cdgp train`")
     parser.add_argument("--against", type=Path, help="src folder of another version")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -172,20 +172,27 @@ def main() -> None:
     if given.one:
         print(json.dumps(one(given.data, given.threads)))
         return
-    sources = {"this": Path(__file__).parents[1] / "src"}
+    sources = {"this": Path(__file__).parents[2]}
     if given.against:
         sources["other"] = given.against
-    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in sources}
-    for _ in range(given.rounds):
-        for name, source in sources.items():
-            rounds[name].append(in_process(source, given.data, given.threads))
+    turns = {
+        name: partial(in_process_of, source, given.data, given.threads)
+        for name, source in sources.items()
+    }
+    record = compared(alternate(turns, given.rounds, warm_ups=0), given.threads)
+    write_text(OUT, json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record, indent=1))
+
+
+def compared(rounds: dict[str, list[dict[str, Any]]], threads: int) -> dict[str, Any]:
+    """What the result file holds: medians of each version and, of two, their ratio."""
     chosen = settings("lite")
-    record: dict[str, Any] = {"machine": machine() | {"threads": given.threads}}
+    record: dict[str, Any] = {"machine": machine() | {"threads": threads}}
     for name, results in rounds.items():
         record[name] = medians(results, chosen) | {
             f"losses_{key}": results[0][key]["losses"] for key in STEPS
         }
-    if given.against:
+    if "other" in record:
         this, other = record["this"], record["other"]
         record["ratio"] = {
             key: other[key] / this[key] for key in this if not key.startswith("losses")
@@ -195,8 +202,7 @@ def main() -> None:
             for key in STEPS
             for a, b in zip(this[f"losses_{key}"], other[f"losses_{key}"], strict=True)
         )
-    OUT.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(record, indent=1))
+    return record
 
 
 if __name__ == "__main__":

@@ -1,0 +1,60 @@
+"""Variants, their settings, and the digests of committed rows."""
+
+import pytest
+from tests.cdgp_bench.helpers import RESULTS
+
+from cdgp_bench.grid import EXPERIMENTS, METHODS, Run, Variant, variant_settings
+from cdgp_bench.methods import padim
+from cdgp_bench.plan import read_plan
+from cdgp_bench.rows import identity_of, read_rows
+from cdgp_bench.run import plan_runs
+
+
+def test_settings_of_variants() -> None:
+    """Each variant changes what it names; the classifier's rate belongs to lite alone."""
+    lite = {m: variant_settings(Variant("", m), "lite", 0, (64, 64), {}) for m in METHODS}
+    assert lite["cdgp"].student == lite["cdgp_paper"].student
+    assert lite["cdgp_paper"].dual_gp.sigma_gradient and not lite["cdgp"].dual_gp.sigma_gradient
+    assert lite["grad_cam"].dual_gp.learning_rate == 3e-3
+    paper = variant_settings(Variant("", "grad_cam"), "paper", 0, (64, 64), {})
+    assert paper.dual_gp.learning_rate == 1e-4
+    for variants in EXPERIMENTS.values():
+        names = [(variant.method, variant.setting) for variant in variants]
+        assert len(set(names)) == len(names)
+
+
+def test_options_take_part_in_the_rows_digest() -> None:
+    chosen = variant_settings(Variant("", "padim"), "lite", 0, (64, 64), {})
+    runs = [
+        Run("d", "c", Variant("", "padim"), 0, None, chosen, padim.Options(features=n))
+        for n in (100, 101)
+    ]
+    assert runs[0].config_sha256 != runs[1].config_sha256
+
+
+@pytest.mark.parametrize("plan", ["in-house", "in-house-full"])
+def test_committed_rows_are_those_of_the_plans(plan: str) -> None:
+    """Every row has the configuration digest of its run, so none was made with other settings."""
+    chosen = read_plan(plan)
+    runs = {r.identity: r for r in plan_runs(chosen, {(d, d) for d in chosen.datasets})}
+    rows = read_rows(RESULTS / plan / "results.jsonl")
+    assert rows
+    for row in rows:
+        # Textures and a teacher's weights are what the machine of these rows does not have.
+        missing = row["method"] in ("draem", "efficientad")
+        assert row["status"] == ("not run" if missing else "ok")
+        assert runs[identity_of(row)].config_sha256 == row["config_sha256"]
+
+
+def test_published_hyperparameters_are_in_the_paper_preset() -> None:
+    """From the authors' papers, typed a second time."""
+    published: dict[str, dict[str, object]] = {
+        "padim": {"features": 550},
+        "patchcore": {"coreset": 0.1, "neighbours": 9},
+        "rd4ad": {"epochs": 200},
+        "draem": {"epochs": 700},
+        "efficientad": {"steps": 70_000},
+        "supersimplenet": {"epochs": 300, "batch": 32, "noise": 0.015, "threshold": 0.2},
+    }
+    for method, options in published.items():
+        assert options.items() <= METHODS[method].options["paper"].model_dump().items()

@@ -249,6 +249,13 @@ def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
 
 
+def test_the_size_of_the_demo_is_the_same_everywhere() -> None:
+    size = re.search(r"^DEMO_SIZE := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert size
+    for page in ("README.md", "docs/quickstart.md"):
+        assert size[1] in (ROOT / page).read_text(encoding="utf-8"), page
+
+
 def test_names_of_the_api_page_exist() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     names = re.findall(r"^::: (\S+)$", re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL), re.M)

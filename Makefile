@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # Measured on Linux x86-64, where PyTorch's wheel brings its CUDA libraries.
-DEMO_SIZE := 5.9 GB
+DEMO_SIZE := 6.4 GB
 
 .PHONY: demo test docs lint types clean
 

@@ -35,7 +35,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed-demo: pyproject.toml | $(VENV)/bin/python
-	@echo "Installing the demo into $(VENV): about $(DEMO_SIZE) on disk, nearly all of it PyTorch."
+	@echo "Installing the demo into $(VENV): about $(DEMO_SIZE) on Linux x86-64, nearly all of it PyTorch; less elsewhere."
 	$(PIP) -e ".[demo]"
 	touch $@
 

@@ -1,32 +1,49 @@
 # Two commands do everything on a fresh machine: make demo, make test.
+# All of them share one virtual environment; each installs only what it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+# Measured on Linux x86-64, where PyTorch's wheel brings its CUDA libraries.
+DEMO_SIZE := 6.4 GB
 
-.PHONY: demo test install lint types clean
+.PHONY: demo test docs lint types clean
 
-demo: install
+demo: $(VENV)/installed-demo
 	$(BIN)/cdgp demo --out runs/demo --overwrite
 
-test: install
+test: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist loadfile
 
-install: $(VENV)/installed
+docs: $(VENV)/installed-docs
+	$(BIN)/mkdocs build --strict
 
-# One pip call resolves everything at once, so that torch is downloaded once.
-$(VENV)/installed: pyproject.toml
-	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -e ".[demo,dev]"
-	touch $@
-
-lint: install
+lint: $(VENV)/installed-dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-types: install
+types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed-demo: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing the demo into $(VENV): about $(DEMO_SIZE) on Linux x86-64, nearly all of it PyTorch; less elsewhere."
+	$(PIP) -e ".[demo]"
+	touch $@
+
+# One pip call resolves everything at once, so that torch is downloaded once.
+$(VENV)/installed-dev: pyproject.toml | $(VENV)/bin/python
+	$(PIP) -e ".[demo,dev]"
+	touch $@
+
+$(VENV)/installed-docs: pyproject.toml | $(VENV)/bin/python
+	$(PIP) -e ".[docs]"
+	touch $@

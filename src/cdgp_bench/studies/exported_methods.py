@@ -259,6 +259,7 @@ def _export(name: str, module: "nn.Module", image: "Tensor", path: Path) -> None
     import torch
 
     from cdgp import export
+    from cdgp.runtimes import writers
 
     if path.name == "dynamo.xml":
         network = openvino.Core().read_model(path.with_suffix(".onnx"))
@@ -271,7 +272,7 @@ def _export(name: str, module: "nn.Module", image: "Tensor", path: Path) -> None
         torch.onnx.export(module, (image,), path, dynamo=False, opset_version=opset)
     elif name == "cdgp":
         graph: Any = module
-        proto = export.to_onnx(graph, SIZE, False, export.OPSET)
+        proto = writers.to_onnx(graph, SIZE, False, export.OPSET)
         path.write_bytes(proto.SerializeToString())
     else:
         opset = export.OPSET

@@ -31,6 +31,8 @@ from cdgp_bench.studies.side_by_side import table as side_by_side_table
 
 RESULTS = Path("docs/results")
 PLANS = ("in-house", "in-house-full")
+SHORT = ("padim", "patchcore", "classifier_cam", "cdgp")
+"""The methods of the README's table."""
 PAIRED = """# CDGP against every other method, seed by seed
 
 Percentage points, first minus second, with nominal 95 % percentile intervals over groups of test
@@ -73,6 +75,7 @@ def blocks() -> dict[str, str]:
     rows = read_rows(RESULTS / PLANS[0] / ROWS)
     whole = [r for r in rows if r["setting"] == "default" and not r["budget"]]
     return {
+        "comparison": comparison(whole),
         "headline": headline(whole),
         "paired": pairs_table(paired),
         "sizes": sizes_table(paired),
@@ -131,6 +134,24 @@ def headline(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def comparison(rows: Sequence[Row]) -> str:
+    """The README's short table: mean ± sample standard deviation (x 100), sets side by side."""
+    columns = {
+        "image_auroc": "AUROC-I",
+        "pixel_aupro_30": "AUPRO@.3",
+        "pixel_aupro_05": "AUPRO@.05",
+    }
+    sets = sorted({row["dataset"] for row in rows})
+    heads = [f"{name}: {title}" for name in sets for title in columns.values()]
+    lines = ["| method | " + " | ".join(heads) + " |", "|---" * (1 + len(heads)) + "|"]
+    for method in SHORT:
+        found = [r for r in rows if r["method"] == method and r["status"] == "ok"]
+        values = [mean_std([r[key] for r in found if r["dataset"] == name])
+                  for name in sets for key in columns]  # fmt: skip
+        lines.append(f"| {METHODS[method].title} | " + " | ".join(values) + " |")
+    return "\n".join(lines)
+
+
 def mean_std(values: Sequence[float | None]) -> str:
     """Mean ± sample standard deviation (x 100) of the values that are defined."""
     defined = [100 * v for v in values if v is not None]
@@ -162,8 +183,8 @@ def aupro_table(path: Path) -> str:
 def doctor_table(rows: Sequence[Row]) -> str:
     """What `cdgp check` finds on the two sets, and how many flipped labels."""
     lines = [
-        "| set | images | near pairs | found | false alarms | of which another part | "
-        "byte copies | empty masks | strongest shortcut |",
+        "| set | images | near pairs | found | reported beyond them | of which another part | "
+        "byte duplicates | empty masks | strongest shortcut |",
         "|---" * 9 + "|",
     ]
     for r in (r for r in rows if r["kind"] == "check"):

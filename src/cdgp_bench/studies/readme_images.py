@@ -31,9 +31,11 @@ STEPS = 200
 """Of each stage; a real training takes 400 + 360."""
 PANEL, GAP, HEADER, TEXT = 196, 6, 30, 178
 PAPER, INK, SOFT = (255, 255, 255), (28, 39, 51), (85, 99, 111)
-COLOURS = 128
+COLOURS = 256
 """Of a palette, so that an image stays below 300 kB."""
-SCREEN = (1000, 1120)
+SCREEN = (1000, 2510)
+"""Of the report, in pixels; its two halves are shown side by side."""
+SHARE = 0.7
 CHROMIUM = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -64,11 +66,11 @@ def what_it_does(run: Path) -> Image.Image:
     canvas = Image.new("RGB", (width, HEADER + len(samples) * row - GAP), PAPER)
     draw = ImageDraw.Draw(canvas)
     for column, title in enumerate(("image", "anomaly map", "regions", "decision")):
-        left = column * (PANEL + GAP) + (12 if column == 3 else 0)
+        left = column * (PANEL + GAP) + (12 if column == 3 else 2)
         draw.text((left, HEADER / 2), title, SOFT, ImageFont.load_default(15), anchor="lm")
     for index, sample in enumerate(samples):
         top = HEADER + index * row
-        image = read_image(sample.image)
+        image = read_image(sample.image, detector.settings.data.white_level)
         prediction = detector.predict(sample.image)
         plain, boxed = panels(image, prediction, detector.colour_scale, (PANEL, PANEL))
         colours = Image.fromarray(heat(prediction.anomaly_map, detector.colour_scale))
@@ -101,7 +103,7 @@ def write_decision(draw: ImageDraw.ImageDraw, place: tuple[int, int], found: Pre
 
 
 def screenshot(page: Path) -> Image.Image:
-    """The top of a page as Chromium shows it."""
+    """The top of a page as Chromium shows it, in two columns."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         raise SystemExit("the screenshot needs Chromium, for example: apt-get install chromium")
@@ -113,7 +115,14 @@ def screenshot(page: Path) -> Image.Image:
             check=True, capture_output=True,
         )  # fmt: skip
         with Image.open(shot) as image:
-            return image.convert("RGB")
+            page_top = image.convert("RGB")
+    width, height = SCREEN[0], SCREEN[1] // 2
+    columns = Image.new("RGB", (2 * width, height), PAPER)
+    for number in range(2):
+        half = page_top.crop((0, number * height, width, (number + 1) * height))
+        columns.paste(half, (number * width, 0))
+    size = round(SHARE * columns.width), round(SHARE * columns.height)
+    return columns.resize(size, Image.Resampling.LANCZOS)
 
 
 def save(image: Image.Image, path: Path) -> None:

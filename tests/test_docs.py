@@ -15,7 +15,7 @@ from pkgutil import resolve_name
 
 import numpy as np
 import pytest
-from tests.helpers import ROOT, tiny_settings
+from tests.helpers import ROOT, WHITE, tiny_settings
 from typer.testing import CliRunner
 
 from cdgp import presets
@@ -118,7 +118,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder / "new")
     (folder / "new_images" / "000.png").rename(folder / "new_images" / "0001.png")
     shutil.copytree(folder / "parts", folder / "line4")
-    pixels = read_image(folder / "new_images" / "0001.png", 65535)
+    pixels = read_image(folder / "new_images" / "0001.png", WHITE)
     np.save(folder / "image.npy", np.rint(255 * pixels).astype(np.uint8))
     with pytest.MonkeyPatch.context() as monkeypatch:
         make_tiny(monkeypatch)

@@ -16,8 +16,8 @@ from cdgp.errors import SettingsError
 COMMANDS = "cdgp.commands"
 """Entry-point group of the commands that other packages have: name = "module:function"."""
 FURTHER = {
-    "benchmark": "Compare methods, controls and settings on data sets (cdgp_bench).",
-    "bench-latency": "Measure latency, throughput, memory and cold start (cdgp_bench).",
+    "benchmark": "Compare methods and settings on data sets.",
+    "bench-latency": "Measure what a prediction costs.",
 }
 """Those commands with their line of help; the entry point is looked up only when one is called."""
 
@@ -50,7 +50,10 @@ def add_further(app: typer.Typer, name: str, summary: str) -> None:
 
         found = entry_points(group=COMMANDS, name=name)
         if not found:
-            raise SettingsError(f"{name}: is not installed here; pip install 'cdgp[bench]'")
+            raise SettingsError(
+                f"{name}: is not installed: pip install 'cdgp[bench]', or in a clone "
+                "pip install -e '.[bench]'"
+            )
         own = typer.Typer(add_completion=False, rich_markup_mode=None)
         own.command(name)(found[name].load())
         code = own(context.args, prog_name=f"cdgp {name}", standalone_mode=False)

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 import cdgp
-from cdgp.data.images import read_image, read_masks
+from cdgp.data.images import read_masks
 from cdgp.data.manifest import Sample, read_csv
 from cdgp.inference import Detector, Prediction
 from cdgp.progress import Bars
@@ -70,8 +70,8 @@ def what_it_does(run: Path) -> Image.Image:
         draw.text((left, HEADER / 2), title, SOFT, ImageFont.load_default(15), anchor="lm")
     for index, sample in enumerate(samples):
         top = HEADER + index * row
-        image = read_image(sample.image, detector.settings.data.white_level)
-        prediction = detector.predict(sample.image)
+        image = detector.read(sample.image)
+        prediction = detector.predict_pixels(image)
         plain, boxed = panels(image, prediction, detector.colour_scale, (PANEL, PANEL))
         colours = Image.fromarray(heat(prediction.anomaly_map, detector.colour_scale))
         shown = (plain, colours.resize(plain.size, Image.Resampling.BILINEAR), boxed)

@@ -46,11 +46,7 @@ class Model(NamedTuple):
 
 
 def save(path: Path, model: Model) -> None:
-    """Write a model file whole.
-
-    Raises:
-        OutputError: the place cannot be written.
-    """
+    """Write a model file whole."""
     calibration = model.calibration
     tail = calibration.tail
     numbers = {
@@ -114,11 +110,7 @@ def load(path: Path) -> Model:
 
 
 def decision_of(values: dict[str, Any]) -> Decision:
-    """A decision from its stored values.
-
-    Raises:
-        ValueError: they are no rule to decide by.
-    """
+    """A decision from its stored values; ValueError where they are no rule to decide by."""
     decision = Decision(**values)
     bound = decision.false_reject_bound
     _check_numbers({"threshold": decision.threshold, "bound": 0 if bound is None else bound})
@@ -128,11 +120,7 @@ def decision_of(values: dict[str, Any]) -> Decision:
 
 
 def image_calibrator_of(values: dict[str, Any]) -> ImageCalibrator:
-    """An image calibrator from its stored values.
-
-    Raises:
-        ValueError: one of them is no number.
-    """
+    """An image calibrator from its stored values; ValueError where one is no number."""
     _check_numbers({k: v for k, v in values.items() if k != "notes"})
     return ImageCalibrator(**values | {"notes": tuple(values["notes"])})
 

@@ -99,7 +99,7 @@ def build_settings(
     """Settings from preset, file, --set and options; the later ones win.
 
     Args:
-        preset: name of a preset; that of the file, or `lite`, where None.
+        preset: that of the file, or `lite`, where None.
         config: a TOML file, or the config.json of a run.
         assignments: the values of --set.
         options: values by ``section.key``; None where an option was not given.

@@ -71,11 +71,7 @@ def _steps(chosen: "Settings") -> str:
 
 
 def solar_cells(per_class: int) -> "Manifest":
-    """Good (defect probability 0) and defective (1) cells, chosen by the digest of their names.
-
-    Raises:
-        DataError: the elpv-dataset package is not installed.
-    """
+    """Good (defect probability 0) and defective (1) cells, chosen by the digest of their names."""
     from cdgp.data.manifest import Manifest, Sample
     from cdgp.errors import DataError
 

@@ -118,7 +118,7 @@ def write_report(
         detector: that scored the images.
         rows: the scored images, walked through several times; where all have labels, errors
             and reliability are shown.
-        metrics: as `evaluation.Evaluation.metrics` returns them; None where there are no labels.
+        metrics: as ``metrics.json`` holds them; None where there are no labels.
         computed_on: which images these are, in words: "42 test images".
         training: of a training run, what it shows of the training.
         thumbnails: made while the images were scored; where None, the images that the galleries

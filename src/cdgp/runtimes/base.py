@@ -37,7 +37,7 @@ def require_package(name: str) -> Any:
     """Import an optional package.
 
     Raises:
-        SettingsError: it is not installed.
+        SettingsError: it is not installed; the message says which extra has it.
     """
     try:
         return importlib.import_module(name)

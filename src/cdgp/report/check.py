@@ -43,15 +43,7 @@ def write_check(
 ) -> None:
     """Write the page; each image that it shows is decoded once.
 
-    Args:
-        out: the HTML file.
-        title: its headline.
-        audit: what was found.
-        paths: of images and masks, by the name that the findings use.
-        white_level: the value that means white in 16-bit files.
-
-    Raises:
-        OutputError: the place cannot be written.
+    ``paths`` are those of images and masks, by the name that the findings use.
     """
     folder = out.absolute().parent
 

@@ -123,9 +123,6 @@ def write_report(
         training: of a training run, what it shows of the training.
         thumbnails: made while the images were scored; where None, the images that the galleries
             show are read and predicted now. One that cannot be read is shown with the reason.
-
-    Raises:
-        OutputError: the place cannot be written.
     """
     metrics, training = metrics or {}, training or TrainingFacts()
     text = template("report.html.j2").render(
@@ -161,6 +158,10 @@ def _summary(
 ) -> dict[str, Any]:
     """Counts, metrics and charts of all scored images."""
     labelled = bool(rows) and all(row.defective is not None for row in rows)
+    reliability = None
+    if labelled:
+        scores, labels = zip(*((row.pred_score, row.defective) for row in rows), strict=True)
+        reliability = charts.reliability_chart(reliability_curve(scores, labels))
     counts = {
         "good": sum(row.defective is False for row in rows),
         "defective": sum(row.defective is True for row in rows),
@@ -177,7 +178,7 @@ def _summary(
         "tiles": format_metrics(metrics, tiles),
         "metrics": format_metrics(metrics, WORDS),
         "histogram": _histogram(rows, threshold, labelled),
-        "reliability": _reliability(rows) if labelled else None,
+        "reliability": reliability,
     }
 
 
@@ -277,8 +278,3 @@ def _histogram(rows: Collection[ScoredImage], threshold: float, labelled: bool) 
     else:
         groups = {"images": [row.pred_score for row in rows]}
     return charts.histogram_chart(charts.histogram(groups, threshold), threshold)
-
-
-def _reliability(rows: Collection[ScoredImage]) -> Markup:
-    scores, labels = [row.pred_score for row in rows], [bool(row.defective) for row in rows]
-    return charts.reliability_chart(reliability_curve(scores, labels))

@@ -43,10 +43,7 @@ class TrainingContext:
 def new_context(checkpoints: Path | None, log: Path | None, progress: Progress) -> TrainingContext:
     """A context on the GPU where there is one, else on the processor, in float32.
 
-    Args:
-        checkpoints: folder, or None.
-        log: file that takes one JSON line a record, or None.
-        progress: where the progress is shown.
+    ``checkpoints`` is a folder, ``log`` a file that takes one JSON line a record.
     """
     return TrainingContext(new_fabric(), checkpoints, json_log(log), progress)
 
@@ -79,10 +76,7 @@ def json_log(path: Path | None) -> Log:
 def stage_key(settings: Settings, sha256: str, stage: Literal["dual_gp", "student"]) -> str:
     """Digest of everything that a stage's result depends on.
 
-    Args:
-        settings: of the run.
-        sha256: of the images that the stage depends on, see ``WeakSplit``.
-        stage: which of the two.
+    ``sha256`` is that of the images that the stage depends on, see ``WeakSplit``.
     """
     used = settings.model_dump(mode="json")
     parts = shared_parts(settings) | {stage: used[stage]}

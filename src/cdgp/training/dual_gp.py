@@ -127,7 +127,6 @@ def train_dual_gp(
 
     Raises:
         NoSeparationError: the two labels are not separable and the settings say to stop then.
-        TrainingError: see ``run_stage`` and ``farthest_points``.
     """
     s, device = settings.dual_gp, context.fabric.device
     encoder = pretrained_encoder(settings)
@@ -198,11 +197,7 @@ def weak_batch(
 ) -> tuple[Tensor, Tensor]:
     """Jittered images (B, 3, H, W) and labels (B,) bool of one step.
 
-    Args:
-        dataset: to choose from.
-        settings: of the run.
-        step: its number.
-        tiled: where the images are tiled, the network that chooses the window of each.
+    Where the images are tiled, the network ``tiled`` chooses the window of each.
     """
     s = settings.dual_gp
     chosen = batch_indices(dataset, s.sampler, s.batch_size, step, settings.seed)

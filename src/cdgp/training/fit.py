@@ -37,11 +37,8 @@ MOST_MOVED = 0.01
 def train(manifest: Manifest, settings: Settings, context: TrainingContext) -> Model:
     """Both trained stages and the calibration.
 
-    Each image is decoded once for all stages, as long as the inputs fit into memory.
-
-    Raises:
-        TrainingError: see ``cdgp.errors``.
-        SettingsError: a false-reject bound that the calibration cannot give.
+    Each image is decoded once for all stages, as long as the inputs fit into memory. Errors: see
+    ``cdgp.errors``; SettingsError for a false-reject bound that the calibration cannot give.
     """
     data = manifest.weak_split()
     inputs, device = new_inputs(settings), context.fabric.device

@@ -2,7 +2,7 @@
 
 Metadata (JSON strings): ``format``, ``version``, ``settings``, ``calibration`` (the numbers),
 ``decision`` and ``provenance``. Nothing in it can run code. A file that is damaged, foreign or of a
-newer format is refused.
+another version is a ModelFileError.
 """
 
 import json
@@ -52,12 +52,7 @@ def save(path: Path, model: Model) -> None:
     numbers = {
         "dominance": calibration.dominance._asdict(),
         "residual": calibration.residual._asdict(),
-        "tail": {
-            "start": _null(tail.start),
-            "shape": _null(tail.shape),
-            "scale": _null(tail.scale),
-            "floor": tail.floor,
-        },
+        "tail": {k: _null(v) for k, v in tail._asdict().items() if k != "scores"},
         "image": calibration.image._asdict(),
         "fusion_weight": calibration.fusion_weight,
         "image_weight": calibration.image_weight,

@@ -24,11 +24,9 @@ class ScoredImage:
     """One row of ``scores.csv``."""
 
     name: str
-    """As the manifest names it."""
     path: Path
     split: str | None
     defective: bool | None
-    """Its label; None where it has none."""
     pred_score: float
     pred_label: bool
     regions: tuple[Region, ...]

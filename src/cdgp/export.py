@@ -6,7 +6,6 @@ bilinearly with antialiasing. Before anything is written, the runtime that the f
 real images beside torch, in batches of 1, 3 and 5.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,13 +23,13 @@ from cdgp.data.images import read_image, to_input
 from cdgp.data.layouts import walk_images
 from cdgp.data.manifest import Manifest, read_csv
 from cdgp.errors import DataError, ModelFileError, OutputError, SettingsError
-from cdgp.files import absolute, digest, subsample_evenly
+from cdgp.files import digest, subsample_evenly
 from cdgp.method.backbone import STRIDES
 from cdgp.method.network import Outputs
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.run_folder import MANIFEST, model_file
+from cdgp.run_folder import MANIFEST, check_writable, model_file
 from cdgp.runtimes import INPUT, require_package
 from cdgp.runtimes.card import card_of, to_metadata
 from cdgp.runtimes.onnx import OnnxRuntime
@@ -180,16 +179,10 @@ def check_options(options: ExportOptions) -> None:
     newest = require_package("onnx").defs.onnx_opset_version()
     if not OPSET <= options.opset <= newest:
         raise SettingsError(f"--opset {options.opset}: {OPSET} to {newest} can be written")
-    _check_place(out, options.overwrite)
-
-
-def _check_place(out: Path, overwrite: bool) -> None:
     for path in (out, out.with_suffix(".bin")) if out.suffix == ".xml" else (out,):
-        if path.exists() and not overwrite:
+        if path.exists() and not options.overwrite:
             raise OutputError(f"{path}: exists; choose another --out or give --overwrite")
-    nearest = next(place for place in (out.parent, *absolute(out).parents) if place.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise OutputError(f"{out}: cannot be written: no right to write into {nearest}")
+    check_writable(out, out.parent)
 
 
 def read_source(path: Path, images: Sequence[Path] = ()) -> Source:

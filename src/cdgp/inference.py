@@ -90,11 +90,7 @@ class Detector:
 
     @property
     def model(self) -> artifact.Model:
-        """The trained model with its networks.
-
-        Raises:
-            ModelFileError: this detector runs an exported graph.
-        """
+        """The trained model with its networks; ModelFileError where this runs an exported graph."""
         if self._model is None:
             raise ModelFileError("an exported model holds no networks; load model.safetensors")
         return self._model

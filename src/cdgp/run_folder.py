@@ -121,9 +121,14 @@ def check_startable(folder: Path, settings: Settings, resume: bool, overwrite: b
                 f"{folder}: exists and is not empty; choose another --out, go on with an "
                 "interrupted run with --resume, or replace it with --overwrite"
             )
-        nearest = next(place for place in (folder, *absolute(folder).parents) if place.exists())
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            raise OutputError(f"{folder}: cannot be written: no right to write into {nearest}")
+        check_writable(folder, folder)
+
+
+def check_writable(out: Path, folder: Path) -> None:
+    """Raise OutputError where ``out`` cannot be written since its folder cannot be made or used."""
+    nearest = next(place for place in (folder, *absolute(folder).parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise OutputError(f"{out}: cannot be written: no right to write into {nearest}")
 
 
 def check_not_both(resume: bool, overwrite: bool) -> None:

@@ -31,7 +31,6 @@ FEW = {False: 20, True: 10}
 TOO_FEW = 3
 """With fewer groups of a class than this, none can be set aside for both calibration and test."""
 SHOWN = 5
-"""Details that the text of a finding lists."""
 TIME = "time of change"
 
 MASKS: dict[str, tuple[Severity, str]] = {

@@ -41,10 +41,8 @@ class Suspect(NamedTuple):
     """An image with the probability that its label is wrong."""
 
     name: str
-    """As the manifest names it."""
     path: Path
     defective: bool
-    """Its label."""
     split: str | None
     probability: float
     """Of being defective, in [0, 1], by a classifier that has not seen the image."""

@@ -20,7 +20,6 @@ P = ParamSpec("P")
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 SHOWN = 5
-"""Names in a note."""
 
 
 def say(text: str) -> None:

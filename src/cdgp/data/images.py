@@ -34,7 +34,7 @@ class FileFacts(NamedTuple):
     format: str
     """"JPEG", "PNG", "BMP", "WEBP" or "TIFF", from the content and not from the name."""
     bits: int
-    """Bits of a channel, as the file states them; 32 for floating point."""
+    """Bits of a channel, as the file gives them; 32 for floating point."""
     largest: int
     """The largest stored value of a colour channel; 0 in floating point."""
     transparent: int

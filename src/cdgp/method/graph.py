@@ -38,7 +38,6 @@ from cdgp.method.resize import upsample, upsample_matmul
 from cdgp.method.student import residual_map
 
 TABLE_SIZE = 2**20
-"""Entries of the surprisal table."""
 
 
 class EvidenceGraph(nn.Module):

@@ -18,12 +18,8 @@ from cdgp.errors import ImageError
 from cdgp.files import printable, write_text
 from cdgp.report.page import jpeg, link, template
 
-GROUPS = 12
-"""Groups of a finding that are shown."""
-MEMBERS = 8
-"""Images of a group that are shown."""
-SIZES = 6
-"""Image sizes that are listed."""
+GROUPS, MEMBERS, SIZES = 12, 8, 6
+"""At most so many groups of a finding, images of a group, and image sizes are shown."""
 SIDE = 300
 """Longer side, in pixels, of an image that is shown."""
 

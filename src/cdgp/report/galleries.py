@@ -20,7 +20,6 @@ from cdgp.report.overlay import STACKED_FROM, panels
 from cdgp.report.page import jpeg
 
 SHOWN = 8
-"""Images in a gallery."""
 THUMBNAIL_SIDES = (256, 320)
 """Least and largest longer side of a thumbnail, in pixels."""
 

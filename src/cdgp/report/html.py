@@ -28,7 +28,6 @@ from cdgp.report.galleries import (
 from cdgp.report.page import link, template
 
 CURVE_POINTS = 400
-"""Most points of a training curve."""
 
 NAMES = {
     "overkill": "Overkill",
@@ -78,9 +77,7 @@ class TrainingFacts:
     counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """(good, defective) by split, as ``Manifest.counts`` gives them."""
     audit: Sequence[str] = ()
-    """Findings on the training images, in words."""
     suspects: Sequence[Suspect] = ()
-    """Images by doubt of their label, the most doubtful first."""
 
 
 class ShownMetric(NamedTuple):
@@ -90,7 +87,6 @@ class ShownMetric(NamedTuple):
     words: str
     value: str
     reason: str | None
-    """Why it is undefined, where it is."""
 
 
 class _Card(NamedTuple):

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from cdgp.method.network import Outputs
 
 INPUT = "images"
-"""Name of the graph's one input."""
 EXTRAS = {
     "onnx": "onnx",
     "onnxscript": "onnx",

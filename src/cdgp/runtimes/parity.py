@@ -18,7 +18,6 @@ from cdgp.method.network import Outputs
 from cdgp.runtimes.base import Runtime
 
 COMPARED = ("fused", "pooled", "pred_score", "surprisal")
-"""The outputs whose largest difference is kept."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,7 @@ class Parity:
     fused: float
     """Largest difference of U, in standard deviations of the normal branches."""
     pooled: float
-    """Largest difference of a(x)."""
     pred_score: float
-    """Largest difference of the probability."""
     surprisal: float
     """Largest difference of the surprisal in nats; one rank at the end of the tail is log 2."""
     ranks: float

@@ -21,7 +21,6 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
 """Names of glibc's malloc.h."""
 
 Log = Callable[[Mapping[str, Any]], None]
-"""Takes one record."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class TrainingContext:
     """Passed down unchanged from a run to its stages."""
 
     fabric: Fabric
-    """Device, precision, backward pass."""
     checkpoints: Path | None
     """Folder of the unfinished and finished stages; None keeps none."""
     log: Log

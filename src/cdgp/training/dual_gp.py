@@ -32,7 +32,6 @@ from cdgp.training.dataset import WeakDataset, shuffled_stream
 from cdgp.training.loop import Stage, cosine, read_checkpoint, run_stage
 
 FILE = "dual_gp.safetensors"
-"""Name of the stage's checkpoint."""
 SEPARATION_IMAGES = 64
 """The check for separability uses at most so many images of each label."""
 LEAST_SEPARATION = 0.7
@@ -51,7 +50,6 @@ class TrainedDualGP(NamedTuple):
     separation: float
     """AUROC of the pooled mean margin over training images."""
     seconds: float
-    """That training took."""
 
 
 class DualGPTraining(nn.Module):

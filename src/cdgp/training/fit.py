@@ -114,8 +114,8 @@ def decide(
     """The threshold on the image score: as set, or from held-out good images.
 
     The logistic is increasing, so ranks of the pooled evidence are ranks of the probability, and
-    the finite-sample bound carries over. A slope of zero would tie all images and is refused;
-    that can only be known after training.
+    the finite-sample bound carries over. A slope of zero would tie all images and is an error;
+    it shows only after training.
 
     Raises:
         SettingsError: too few good images for the rate, or a probability without ranking.

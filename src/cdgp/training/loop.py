@@ -25,7 +25,6 @@ class Stage(NamedTuple):
     """What is trained, and how."""
 
     name: str
-    """For the progress bar and the log."""
     module: nn.Module
     """Called with a batch, returns the loss and a mapping of diagnostics to log."""
     optimizer: torch.optim.Optimizer
@@ -37,7 +36,6 @@ class Stage(NamedTuple):
     cache_key: str
     """Digest of settings and data; a checkpoint with another one is not used."""
     file: str
-    """Name of the checkpoint in the context's folder."""
 
 
 def cosine(steps: int, final: float) -> Schedule:

@@ -16,7 +16,6 @@ from cdgp.training.dataset import WeakDataset, shuffled_stream
 from cdgp.training.loop import Stage, cosine, run_stage
 
 FILE = "student.safetensors"
-"""Name of the stage's checkpoint."""
 KEPT_BYTES = 2**30
 """The teacher's features of clean images stay in memory up to this total."""
 
@@ -28,10 +27,8 @@ class TrainedStudent(NamedTuple):
     """What the second stage leaves."""
 
     teacher: Encoder
-    """Pretrained and frozen."""
     student: ReverseStudent
     seconds: float
-    """That training took."""
 
 
 class TeacherFeatureCache:
@@ -146,7 +143,7 @@ def drawn_windows(
 ) -> tuple[Tensor, list[Window]]:
     """(B, 3, H, W): of each image one window, drawn among all; all of it where it is not tiled.
 
-    Eq. 22 is a mean over good images' positions, which any window of theirs stands for.
+    Eq. 22 is a mean over the positions of good images, so any of their windows estimates it.
     """
     images, windows = [], []
     for index in indices:

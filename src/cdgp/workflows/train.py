@@ -41,7 +41,6 @@ class Run:
     separation: float
     """AUROC of the training images at the end of training: how separable the two bins are."""
     audit: Audit
-    """Findings on the images."""
     suspects: list[Suspect]
     """All images by doubt of their label, the most doubtful first."""
     rows: list[ScoredImage]

@@ -168,11 +168,7 @@ def overlaps(manifest: Manifest) -> dict[str, dict[str, int]]:
 
 
 def check_overlaps(manifest: Manifest) -> None:
-    """Check that no training image is in the test part.
-
-    Raises:
-        LeakError: some are; the message counts them.
-    """
+    """Check that no training image is in the test part."""
     found = overlaps(manifest)
     bad = [f"{pair.replace('_', '–')}: {count} by {how}"
            for pair, counts in found.items() for how, count in counts.items() if count]  # fmt: skip
@@ -183,11 +179,7 @@ def check_overlaps(manifest: Manifest) -> None:
 def cached_digests(
     manifest: Manifest, data: DataSettings, cache: Path, progress: Progress
 ) -> Manifest:
-    """``scan.digested``, but files that have not changed since the last call are not decoded again.
-
-    Raises:
-        DataError: files that cannot be used, all of them listed.
-    """
+    """``scan.digested``, but files unchanged since the last call are not decoded again."""
     known: dict[str, list[Any]] = json.loads(cache.read_text()) if cache.is_file() else {}
 
     def stamp(sample: Sample) -> list[Any]:

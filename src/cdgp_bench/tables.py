@@ -24,8 +24,6 @@ BLOCKS = {
     "control": "Controls",
 }
 SHORT = "less than a quarter of the published training, not ranked"
-
-
 EXPERIMENT_TABLES = (
     ("2", "components", "Factorised contribution of the Dual GP", "Variant"),
     ("S2", "scoring", "Scoring and parameterisation controls", "Variant"),
@@ -35,8 +33,9 @@ EXPERIMENT_TABLES = (
     ("S5", "kernels", "Kernels", "Kernel"),
     ("S6a", "fusion_weight", "Spatial fusion weight; each refits its normal tail", "w"),
     ("S6b", "image_weight", "Broadcast image weight", "λ_I"),
+    ("X1", "held_out", "Calibration images seen by the Dual GP, or not", "Calibration images"),
 )
-"""Number, experiment, title, and heading of the first column."""
+"""Number, experiment, title, and heading of the first column; the last one is not in the paper."""
 BUDGET_COLUMNS = (
     (FULL, "image_auroc"),
     (SPATIAL, "pixel_aupro_30"),
@@ -57,8 +56,6 @@ def all_tables(plan: Plan, rows: Sequence[Row], costs: Sequence[Row]) -> list[Ta
     for number, experiment, title, heading in EXPERIMENT_TABLES:
         if results.sets(experiment):
             tables.append(_experiment(results, experiment, number, title, heading))
-    if results.sets("held_out"):
-        tables.append(_held_out(results))
     if all(results.sets(name) for name in ("components", "scoring")):
         tables.append(_paired(results))
     if results.sets("main") and "cdgp" in plan.methods:
@@ -114,30 +111,19 @@ def _unseparated(results: Results, sets: Sequence[str], variant: Variant) -> str
 
 
 def _experiment(results: Results, experiment: str, number: str, title: str, heading: str) -> Table:
-    sets = results.sets(experiment)
+    sets, names, note, ranked = results.sets(experiment), dict(NAMES), _scored(results.plan), True
+    if experiment == "held_out":
+        names["image_ece"], ranked = "ECE", False
+        note = "ECE: expected calibration error of the image score. " + note
     rows = [
         TableRow(
-            variant.label + _unseparated(results, sets, variant),
-            [results.summary(d, variant, m) for d in sets for m in NAMES],
+            variant.label + (_unseparated(results, sets, variant) if ranked else ""),
+            [results.summary(d, variant, m) for d in sets for m in names],
         )
         for variant in EXPERIMENTS[experiment]
     ]
-    head = [heading, *(f"{d} {NAMES[m]}" for d in sets for m in NAMES)]
-    note = _scored(results.plan)
-    return Table(f"table_{number}-{experiment}", title, head, rows, note=note)
-
-
-def _held_out(results: Results) -> Table:
-    """Not in the paper: what calibrating on images that the Dual GP has seen costs."""
-    sets, metrics = results.sets("held_out"), (*NAMES, "image_ece")
-    rows = [
-        TableRow(variant.label, [results.summary(d, variant, m) for d in sets for m in metrics])
-        for variant in EXPERIMENTS["held_out"]
-    ]
-    head = ["Calibration images", *(f"{d} {NAMES.get(m, 'ECE')}" for d in sets for m in metrics)]
-    note = "ECE: expected calibration error of the image score. " + _scored(results.plan)
-    title = "Calibration images seen by the Dual GP, or not"
-    return Table("table_X1-held_out", title, head, rows, False, note)
+    head = [heading, *(f"{d} {name}" for d in sets for name in names.values())]
+    return Table(f"table_{number}-{experiment}", title, head, rows, ranked, note)
 
 
 def paired_groups(results: Results) -> dict[str, list[str]]:
@@ -154,7 +140,7 @@ def _paired(results: Results) -> Table:
     rows = []
     for group, sets in paired_groups(results).items():
         for title, first, second in CONTRASTS:
-            contrasts = []
+            found = {}
             for metric in PIXEL:
                 differences: list[float] = []
                 for d in sets:
@@ -162,14 +148,12 @@ def _paired(results: Results) -> Table:
                     b = results.by_category(d, second, metric)
                     pairs = ((a[c], b[c]) for c in a)
                     differences += [x - y for x, y in pairs if x is not None and y is not None]
-                contrasts.append(paired_contrast(differences) if differences else None)
-            found = [c for c in contrasts if c is not None]
-            adjusted = dict(zip(map(id, found), holm([c.p for c in found]), strict=True))
-            for metric, c in zip(PIXEL, contrasts, strict=True):
-                if c is None:
-                    continue
-                cells = [f"{100 * c.difference:+.2f}", _signed(c.low), _signed(c.high),
-                         f"{adjusted[id(c)]:.3f}", str(c.categories)]  # fmt: skip
+                if differences:
+                    found[metric] = paired_contrast(differences)
+            adjusted = holm([c.p for c in found.values()])
+            for (metric, c), p in zip(found.items(), adjusted, strict=True):
+                cells = [*map(_signed, (c.difference, c.low, c.high)), f"{p:.3f}",
+                         str(c.categories)]  # fmt: skip
                 rows.append(TableRow(f"{title} / {NAMES[metric]}", cells, group))
     note = (
         f"Percentage points, first minus second, after averaging over seeds. Intervals: "

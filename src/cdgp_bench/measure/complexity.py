@@ -27,11 +27,6 @@ def measured(run: Run, data: WeakSplit, checkpoints: Path) -> dict[str, Any]:
 
     It is measured in a process of its own, so that what training left in memory is not counted.
 
-    Args:
-        run: of the method.
-        data: what it was trained on.
-        checkpoints: where its trained stages are.
-
     Returns:
         ``parameters``; ``stored``, which counts memories and statistics too; ``latency_ms`` with
         mean, std, median and p95 over 50 runs after 10; ``peak_memory_mib`` and ``memory_of``,

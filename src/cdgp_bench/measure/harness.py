@@ -68,12 +68,7 @@ def alternate(
 ) -> dict[str, list[T]]:
     """What ``runs`` turns of each give, one after the other, so that all meet the same machine.
 
-    Args:
-        turns: by name; each usually returns the seconds that it took.
-        runs: counted turns of each.
-        warm_ups: turns of each before those, which do not count.
-        pause: seconds before each turn, see ``PAUSE``.
-        advance: called after each turn.
+    Warm-ups do not count. Before each turn it pauses for some seconds; after it, it advances.
     """
     kept: dict[str, list[T]] = {name: [] for name in turns}
     for index in range(warm_ups + runs):
@@ -98,10 +93,6 @@ def in_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
 
 class Worker:
     """A fresh process that makes an object once, and then answers calls of its methods.
-
-    Args:
-        make: a module's function or class.
-        arguments: of it.
 
     Raises:
         CdgpError: as ``make`` raises it.

@@ -40,20 +40,11 @@ def measure(
 ) -> dict[str, Any]:
     """Cost of one prediction at the model's input size, for each model file.
 
-    Args:
-        paths: runs, model files and exported files.
-        threads: each runtime's own choice where None.
-        runs: timed runs of each file.
-        progress: where to show the progress.
-
     Returns:
         ``machine``, ``threads``, ``runs`` and ``files``: for each of them ``runtime``,
         ``precision``, ``input_size``, ``latency_ms`` (median, p95), ``throughput`` (by batch, in
         images a second), ``peak_memory_mib`` at batch one, ``cold_start_s``; for torch also
         ``parameters``, ``macs`` and ``stages_ms``.
-
-    Raises:
-        CdgpError: a file that cannot be loaded.
     """
     with contextlib.ExitStack() as stack:
         workers, found = [], []
@@ -169,11 +160,7 @@ def stages(detector: Detector, images: torch.Tensor, runs: int) -> dict[str, Any
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    """Latency of each file, and the share of each stage in torch's time.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Latency of each file, and the share of each stage in torch's time."""
     files = found["files"]
     staged = [facts for facts in files if "stages_ms" in facts]
     size = 9, 1.4 + 0.45 * len(files) + (1.2 if staged else 0)

@@ -204,13 +204,7 @@ def falling(steps: int) -> Callable[[int], float]:
 
 
 class Batches:
-    """The batches of the training, each a function of its step.
-
-    Args:
-        samples: to train on; a defective one is an entry for each of its flips.
-        settings: of the run.
-        options: batch and threshold.
-    """
+    """The batches of the training by step; a defective image is an entry for each of its flips."""
 
     def __init__(self, samples: Sequence[WeakSample], settings: Settings, options: Options) -> None:
         self.dataset = WeakDataset(samples, new_inputs(settings))
@@ -281,4 +275,4 @@ def fit(
         "budget_share": steps * options.batch / (PAPER.epochs * len(batches.entries)),
         "learning_curve": curve,
     }
-    return fitted_network(model, predict, settings, device, seconds, True, facts)
+    return fitted_network(model, predict, settings, seconds, True, facts)

@@ -182,10 +182,7 @@ def top_mean(values: Tensor) -> Tensor:
 def fill_memory(model: Residuals, images: Iterable[Tensor], seed: int) -> None:
     """Keep a coreset of good images' positions, and the scale of their features.
 
-    Args:
-        model: whose memory is filled.
-        images: good images, (1, 3, H, W) RGB in [0, 1].
-        seed: of the choice.
+    The images are good ones, (1, 3, H, W) RGB in [0, 1].
     """
     from anomalib.models.components import KCenterGreedy
 
@@ -253,4 +250,4 @@ def fit(
         return logits[0].cpu().numpy(), float(probability[0])
 
     facts = {"code": "reimplemented", "options": options.decides(), "learning_curve": curve}
-    return fitted_network(model, predict, settings, device, seconds, True, facts)
+    return fitted_network(model, predict, settings, seconds, True, facts)

@@ -15,7 +15,6 @@ import argparse
 import functools
 import json
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +47,7 @@ from cdgp.training.dual_gp import dual_gp_samples, train_dual_gp
 from cdgp.training.student import TrainedStudent, train_student
 from cdgp_bench.methods import Fit, classifier, mil_topk, padim, supersimplenet
 from cdgp_bench.rows import read_rows
+from cdgp_bench.studies import grouped, markdown_table
 from cdgp_bench.synthetic import plant_defect
 
 SIZES = {"magnetic_tile": (160, 160), "ksdd": (256, 96)}
@@ -112,6 +112,9 @@ GRID = [(w, tail) for w in (0.0, 0.01, 0.025, 0.05, 0.1, 0.2) for tail in ("coun
 SHORT_GRID = [(0.025, "counting")]
 CHOSEN = "random sampler, maximum"
 FINALISTS = ("base", "literal", CHOSEN)
+DIAGNOSTICS = ("margin_good", "margin_defective", "variance_normal", "variance_anomaly",
+               "token_cosine")  # fmt: skip
+"""Of the last step of the Dual GP; they are recorded beside the metrics."""
 
 
 def main() -> None:
@@ -245,14 +248,12 @@ def dual_gp_rows(screening: Screening, variant: str) -> Iterator[dict[str, Any]]
     )
     ranking = image_auroc(everyone.pooled.double().numpy(), everyone.defective.numpy()).value
     evidence = [evidence_of(graph, image, size) for image in screening.native]
-    shown = ("margin_good", "margin_defective", "variance_normal", "variance_anomaly",
-             "token_cosine")  # fmt: skip
     for weight, tail in GRID if variant in FINALISTS else SHORT_GRID:
         yield {
             "weight": weight, "tail": tail, "calibration_image_auroc": ranking,
             **localisation(collected, evidence, screening.masks, s, weight, tail),
             "separation": round(dual.separation, 4),
-            **{key: diagnostics.get(key) for key in shown}, "seconds": seconds,
+            **{key: diagnostics.get(key) for key in DIAGNOSTICS}, "seconds": seconds,
         }  # fmt: skip
 
 
@@ -379,29 +380,30 @@ def planted_metrics(
 
 def table(path: Path) -> str:
     """Every variant at w = 0.025 with counting, then w and tail of the chosen one, over seeds."""
-    keys = ("calibration_image_auroc", "planted_pixel_auroc", "planted_aupro_30",
-            "planted_aupro_05", "margin_good", "margin_defective", "variance_normal",
-            "variance_anomaly", "token_cosine")  # fmt: skip
-    lines = ["| variant | set | seed | w | tail | AUROC-I | AUROC-P | AUPRO@.3 | AUPRO@.05 | "
-             "margin good | margin def. | var N | var A | cosine |", "|" + "---|" * 14]  # fmt: skip
-    grid: dict[Any, list[Any]] = defaultdict(list)
-    for row in sorted(read_rows(path), key=lambda row: (row["dataset"], row["seed"])):
-        cells = [row.get(k) for k in keys]
-        text = [
-            "–" if c is None else f"{100 * c:.1f}" if i < 4 else f"{c:.2f}"
-            for i, c in enumerate(cells)
-        ]
+    metrics = ("planted_pixel_auroc", "planted_aupro_30", "planted_aupro_05")
+    rows = sorted(read_rows(path), key=lambda row: (row["dataset"], row["seed"]))
+    every = []
+    for row in rows:
         if row["weight"] in (None, 0.025) and row["tail"] in (None, "counting"):
-            lines.append("| " + " | ".join([row["variant"], row["dataset"], str(row["seed"]),
-                         str(row["weight"] or "–"), row["tail"] or "–", *text]) + " |")  # fmt: skip
-        if row["variant"] == CHOSEN:
-            values = [100 * row[k] for k in keys[1:4]]
-            grid[row["dataset"], row["weight"], row["tail"]].append(values)
-    lines += ["", "| set | w | tail | AUROC-P | AUPRO@.3 | AUPRO@.05 |", "|---" * 6 + "|"]
-    for key, values in grid.items():
-        means = [f"{v:.1f}" for v in np.mean(values, axis=0)]
-        lines.append("| " + " | ".join([*map(str, key), *means]) + " |")
-    return "\n".join(lines)
+            ranked = [row.get(key) for key in ("calibration_image_auroc", *metrics)]
+            shown = [row.get(key) for key in DIAGNOSTICS]
+            every.append([
+                row["variant"], row["dataset"], row["seed"], row["weight"] or "–",
+                row["tail"] or "–",
+                *("–" if value is None else f"{100 * value:.1f}" for value in ranked),
+                *("–" if value is None else f"{value:.2f}" for value in shown),
+            ])  # fmt: skip
+    chosen = grouped((r for r in rows if r["variant"] == CHOSEN), "dataset", "weight", "tail")
+    means = [
+        [*key, *(f"{np.mean([100 * row[metric] for row in found]):.1f}" for metric in metrics)]
+        for key, found in chosen.items()
+    ]
+    titles = ["AUROC-P", "AUPRO@.3", "AUPRO@.05"]
+    head = ["variant", "set", "seed", "w", "tail", "AUROC-I", *titles, "margin good",
+            "margin def.", "var N", "var A", "cosine"]  # fmt: skip
+    return (
+        f"{markdown_table(head, every)}\n\n{markdown_table(['set', 'w', 'tail', *titles], means)}"
+    )
 
 
 if __name__ == "__main__":

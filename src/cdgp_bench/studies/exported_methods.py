@@ -350,11 +350,7 @@ def _openvino_predictor(path: Path) -> Predict:
 
 
 class Exported:
-    """One method by one way, in the process that measures it.
-
-    Raises:
-        SystemExit: its map is not torch's.
-    """
+    """One method by one way, in the process that measures it; its map must be that of torch."""
 
     def __init__(self, name: str, file: str, folder: Path, images: int) -> None:
         self.image = np.load(folder / "input.npy")

@@ -49,6 +49,7 @@ from cdgp_bench.measure.harness import (
     reset_peak_memory,
     seconds_of,
 )
+from cdgp_bench.studies import markdown_table
 
 OUT = Path("docs/results/latency.json")
 SIZE = (256, 256)
@@ -230,19 +231,18 @@ def way(module: nn.Module, images: Tensor, precision: str, mode: str) -> Callabl
 
 def table(found: dict[str, Any]) -> str:
     """The result file as Markdown."""
-    lines = ["| preset | batch | runtime | whole ÷ encoders | ÷ those with the stem once "
-             "| whole, ms (p95) | encoders, ms | n |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = []
     for r in found["rows"]:
         name = r["runtime"] + ("" if (r["precision"], r["mode"]) == ("float32", "eager")
                                else f", {r['precision']}, {r['mode']}")  # fmt: skip
         name += "" if r["device"] == "cpu" else f" ({found['machine'].get('device')})"
-        lines.append(
-            f"| {r['preset']} | {r['batch']} | {name} | {r['ratio']:.2f} "
-            f"| {r['ratio_stem_once']:.2f} | {r['whole_ms']:.1f} "
-            f"({r['whole_p95_ms']:.1f}) | {r['encoders_ms']:.1f} | {r['runs']} |"
-        )
-    return "\n".join(lines)
+        whole = f"{r['whole_ms']:.1f} ({r['whole_p95_ms']:.1f})"
+        ratios = f"{r['ratio']:.2f}", f"{r['ratio_stem_once']:.2f}"
+        lines.append([r["preset"], r["batch"], name, *ratios, whole, f"{r['encoders_ms']:.1f}",
+                      r["runs"]])  # fmt: skip
+    head = ["preset", "batch", "runtime", "whole ÷ encoders", "÷ those with the stem once",
+            "whole, ms (p95)", "encoders, ms", "n"]  # fmt: skip
+    return markdown_table(head, lines)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ prints the rows as Markdown.
 import argparse
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +41,10 @@ from cdgp_bench.resampling import (
     weighted_metrics,
 )
 from cdgp_bench.results import NAMES
-from cdgp_bench.rows import (
-    ROWS,
-    Row,
-    hash_of,
-    identity_of,
-    read_rows,
-    wanted_hash,
-    write_rows,
-)
+from cdgp_bench.rows import ROWS, Row, hash_of, identity_of, read_rows, wanted_hash, write_rows
 from cdgp_bench.run import only_one, plan_runs
 from cdgp_bench.scoring import scores_of
+from cdgp_bench.studies import grouped, markdown_table
 
 OURS = ("cdgp", "cdgp_paper")
 SIZES = ("small", "middle", "large")
@@ -220,78 +213,68 @@ def table(rows: Sequence[Row]) -> str:
     return f"{pairs_table(rows)}\n\n{seeds_table(rows)}\n\n{sizes_table(rows)}"
 
 
+def by_method(rows: Iterable[Row], *keys: str) -> list[tuple[tuple[Any, ...], list[Row]]]:
+    """Rows by some keys, sorted by them; methods in the order of the main table."""
+    order = list(METHODS).index
+
+    def place(item: tuple[tuple[Any, ...], list[Row]]) -> list[Any]:
+        named = zip(keys, item[0], strict=True)
+        return [order(value) if key in ("method", "second") else value for key, value in named]
+
+    return sorted(grouped(rows, *keys).items(), key=place)
+
+
+def against_others(rows: Sequence[Row]) -> list[Row]:
+    """Differences of ours from the others, not from each other."""
+    return [row for row in rows if row["kind"] == "pair" and row["second"] not in OURS]
+
+
 def pairs_table(rows: Sequence[Row]) -> str:
     """Mean difference over seeds (and categories), and where its interval lies off zero."""
-    pooled: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        if row["kind"] == "pair" and row["second"] not in OURS:
-            pooled[row["dataset"], row["first"], row["second"], row["metric"]].append(row)
-    lines = [f"| set | first | minus | seeds | {' | '.join(NAMES.values())} |",
-             "|---" * 8 + "|"]  # fmt: skip
-    order = list(METHODS)
-    named = sorted(
-        dict.fromkeys(key[:3] for key in pooled), key=lambda k: (k[0], k[1], order.index(k[2]))
-    )
-    for dataset, first, second in named:
-        of_metric = [pooled[dataset, first, second, metric] for metric in NAMES]
-        cells = " | ".join(_cell(found) if found else "–" for found in of_metric)
-        names = METHODS[first].title, METHODS[second].title
-        seeds = max(len(found) for found in of_metric)
-        lines.append(f"| {dataset} | {names[0]} | {names[1]} | {seeds} | {cells} |")
-    return "\n".join(lines)
+    lines = []
+    for (dataset, *pair), found in by_method(against_others(rows), "dataset", "first", "second"):
+        by_metric = grouped(found, "metric")
+        cells = [_cell(by_metric.get((metric,), [])) for metric in NAMES]
+        seeds = max(map(len, by_metric.values()))
+        lines.append([dataset, *(METHODS[method].title for method in pair), seeds, *cells])
+    return markdown_table(["set", "first", "minus", "seeds", *NAMES.values()], lines)
 
 
 def _cell(found: Sequence[Row]) -> str:
+    if not found:
+        return "–"
     ahead, behind = sum(r["low"] > 0 for r in found), sum(r["high"] < 0 for r in found)
     return f"{100 * np.mean([r['value'] for r in found]):+.1f} ({ahead} / {behind})"
 
 
-SEED_KEYS = ("dataset", "category", "first", "second", "seed", "groups")
-
-
 def seeds_table(rows: Sequence[Row]) -> str:
     """Every difference with its interval."""
-    found: dict[tuple[Any, ...], dict[str, Row]] = defaultdict(dict)
-    for row in rows:
-        if row["kind"] == "pair" and row["second"] not in OURS:
-            found[tuple(row[k] for k in SEED_KEYS)][row["metric"]] = row
-    lines = [f"| set | first | minus | seed | groups | {' | '.join(NAMES.values())} |",
-             "|---" * 9 + "|"]  # fmt: skip
-    order = list(METHODS)
-    for key in sorted(found, key=lambda k: (*k[:3], order.index(k[3]), k[4])):
-        dataset, _, first, second, seed, groups = key
+    lines = []
+    keys = ("dataset", "category", "first", "second", "seed", "groups")
+    for (dataset, _, *pair, seed, groups), found in by_method(against_others(rows), *keys):
+        of_metric = {r["metric"]: r for r in found}
         cells = [
             f"{100 * r['value']:+.1f} [{100 * r['low']:+.1f}, {100 * r['high']:+.1f}]" if r else "–"
-            for r in (found[key].get(metric) for metric in NAMES)
+            for r in map(of_metric.get, NAMES)
         ]
-        names = f"{METHODS[first].title} | {METHODS[second].title}"
-        lines.append(f"| {dataset} | {names} | {seed} | {groups} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        names = [METHODS[method].title for method in pair]
+        lines.append([dataset, *names, seed, groups, *cells])
+    return markdown_table(["set", "first", "minus", "seed", "groups", *NAMES.values()], lines)
 
 
 def sizes_table(rows: Sequence[Row]) -> str:
     """AUPRO by size of region, and the share of false alarms in defective images; seed means."""
-    heads = [f"{size} {name}" for name in ("AUPRO@.3", "AUPRO@.05") for size in SIZES]
-    lines = [f"| set | method | seeds | {' | '.join(heads)} | alarms beside defects |",
-             "|---" * 10 + "|"]  # fmt: skip
-    grouped: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        if row["kind"] != "pair":
-            grouped[row["dataset"], row["method"]].append(row)
-    order = list(METHODS)
-    for (dataset, method), found in sorted(
-        grouped.items(), key=lambda item: (item[0][0], order.index(item[0][1]))
-    ):
-        values = [
-            np.mean([r[key] for r in found if r.get("size") == size])
-            for key in LIMITS
-            for size in SIZES
-        ]
+    lines = []
+    others = (row for row in rows if row["kind"] != "pair")
+    for (dataset, method), found in by_method(others, "dataset", "method"):
+        of_size = {size: [r for r in found if r.get("size") == size] for size in SIZES}
+        values = [np.mean([r[key] for r in of_size[size]]) for key in LIMITS for size in SIZES]
         values.append(np.mean([r["in_defective_pictures"] for r in found if "size" not in r]))
-        cells = " | ".join(f"{100 * v:.1f}" for v in values)
         seeds = len({r["seed"] for r in found})
-        lines.append(f"| {dataset} | {METHODS[method].title} | {seeds} | {cells} |")
-    return "\n".join(lines)
+        cells = [f"{100 * value:.1f}" for value in values]
+        lines.append([dataset, METHODS[method].title, seeds, *cells])
+    heads = [f"{size} {NAMES[key]}" for key in LIMITS for size in SIZES]
+    return markdown_table(["set", "method", "seeds", *heads, "alarms beside defects"], lines)
 
 
 if __name__ == "__main__":

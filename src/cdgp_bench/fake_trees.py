@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from cdgp_bench.synthetic import make_surface, plant_defect
+from cdgp_bench.synthetic import make_surface, plant_defect, save
 
 Drawn = tuple[int, bool, str, NDArray[np.float32], NDArray[np.bool_]]
 """Number, whether it is defective, train or test (every third), image (HWC RGB in [0, 1]), mask."""
@@ -91,11 +90,3 @@ TREES: Mapping[str, Callable[[Path], None]] = {
 def generate(layout: str, root: Path) -> None:
     """The tree of a layout, named as in ``datasets.LAYOUTS``, with its default images."""
     TREES[layout](root)
-
-
-def save(path: Path, values: NDArray[np.generic]) -> None:
-    """Write an image in [0, 1], a mask, or bytes as they are."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if values.dtype == np.float32:
-        values = np.rint(values * 255).astype(np.uint8)
-    Image.fromarray(values).save(path, quality=95)  # of JPEG; PNG has none

@@ -35,8 +35,6 @@ def make_dataset(
     Files of equal names are overwritten. The returned manifest has no groups and splits.
     """
     root = absolute(folder)
-    for name in ("good", "defective", "masks"):
-        (root / name).mkdir(parents=True, exist_ok=True)
     samples: list[Sample] = []
     masks: tuple[Path, ...]
     for i in range(good + defective):
@@ -48,12 +46,20 @@ def make_dataset(
             image = root / "defective" / f"{i - good:03d}.png"
             masks = (root / "masks" / image.name,)
             pixels, mask = plant_defect(pixels, rng)
-            Image.fromarray(mask).save(masks[0])
-        Image.fromarray(np.rint(pixels * 255).astype(np.uint8)).save(image)
+            save(masks[0], mask)
+        save(image, pixels)
         samples.append(Sample(image, bool(masks), masks))
     manifest = Manifest(root, tuple(samples))
     manifest.write_csv(root / "manifest.csv")
     return manifest
+
+
+def save(path: Path, values: NDArray[np.generic]) -> None:
+    """Write a float32 image in [0, 1] as 8 bits, or a mask or bytes as they are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if values.dtype == np.float32:
+        values = np.rint(values * 255).astype(np.uint8)
+    Image.fromarray(values).save(path, quality=95)  # of JPEG; PNG has none
 
 
 def plant_defect(image: Floats, rng: np.random.Generator) -> tuple[Floats, NDArray[np.bool_]]:

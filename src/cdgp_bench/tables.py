@@ -2,18 +2,8 @@
 
 from collections.abc import Sequence
 
-from cdgp_bench import appendix
+from cdgp_bench import appendix, grid
 from cdgp_bench.formats import Table, TableRow
-from cdgp_bench.grid import (
-    CONTRASTS,
-    EXPERIMENTS,
-    FULL,
-    METHODS,
-    SPATIAL,
-    Variant,
-    budgets_of,
-    variants_of,
-)
 from cdgp_bench.plan import Plan
 from cdgp_bench.results import NAMES, PIXEL, Results, Row
 from cdgp_bench.statistics import CONFIDENCE, RESAMPLES, holm, paired_contrast
@@ -37,11 +27,11 @@ EXPERIMENT_TABLES = (
 )
 """Number, experiment, title, and heading of the first column; the last one is not in the paper."""
 BUDGET_COLUMNS = (
-    (FULL, "image_auroc"),
-    (SPATIAL, "pixel_aupro_30"),
-    (FULL, "pixel_aupro_30"),
-    (SPATIAL, "pixel_aupro_05"),
-    (FULL, "pixel_aupro_05"),
+    (grid.FULL, "image_auroc"),
+    (grid.SPATIAL, "pixel_aupro_30"),
+    (grid.FULL, "pixel_aupro_30"),
+    (grid.SPATIAL, "pixel_aupro_05"),
+    (grid.FULL, "pixel_aupro_05"),
 )
 """Of Table S11."""
 
@@ -64,7 +54,7 @@ def all_tables(plan: Plan, rows: Sequence[Row], costs: Sequence[Row]) -> list[Ta
         tables.append(_label_budget(results))
     if costs:
         tables.append(appendix.complexity(results, costs))
-    if any(METHODS[name].options for name in plan.methods):
+    if any(grid.METHODS[name].options for name in plan.methods):
         tables.append(appendix.outside(results))
     tables += [appendix.settings(plan), appendix.provenance(plan, rows), appendix.machines(rows)]
     return sorted(tables, key=lambda table: _order(table.name))
@@ -80,12 +70,12 @@ def _order(name: str) -> tuple[str, int, str]:
 def _main(results: Results, number: str, title: str, metrics: Sequence[str]) -> Table:
     sets = results.sets("main")
     rows = []
-    variants = variants_of("main", results.plan.methods)
+    variants = grid.variants_of("main", results.plan.methods)
     short = [variant for variant in variants if results.is_short(variant)]
     whole = [variant for variant in variants if variant not in short]
     for chosen, suffix in ((whole, ""), (short, f", {SHORT}")):
         for block in BLOCKS:
-            for variant in (n for n in chosen if METHODS[n.method].supervision == block):
+            for variant in (n for n in chosen if grid.METHODS[n.method].supervision == block):
                 cells = [
                     "not run" if (d, variant.method) in results.not_run
                     else results.summary(d, variant, m)
@@ -104,7 +94,7 @@ def _scored(plan: Plan) -> str:
     return f"× 100, mean ± standard deviation over seeds {list(plan.seeds)}; scored at {size}."
 
 
-def _unseparated(results: Results, sets: Sequence[str], variant: Variant) -> str:
+def _unseparated(results: Results, sets: Sequence[str], variant: grid.Variant) -> str:
     rows = [r for d in sets for r in results.rows_of(d, variant)]
     bad = sum(not r.get("facts", {}).get("separated", True) for r in rows)
     return f" ({bad} of {len(rows)} did not separate)" if bad else ""
@@ -120,7 +110,7 @@ def _experiment(results: Results, experiment: str, number: str, title: str, head
             variant.label + (_unseparated(results, sets, variant) if ranked else ""),
             [results.summary(d, variant, m) for d in sets for m in names],
         )
-        for variant in EXPERIMENTS[experiment]
+        for variant in grid.EXPERIMENTS[experiment]
     ]
     head = [heading, *(f"{d} {name}" for d in sets for name in names.values())]
     return Table(f"table_{number}-{experiment}", title, head, rows, ranked, note)
@@ -139,7 +129,7 @@ def paired_groups(results: Results) -> dict[str, list[str]]:
 def _paired(results: Results) -> Table:
     rows = []
     for group, sets in paired_groups(results).items():
-        for title, first, second in CONTRASTS:
+        for title, first, second in grid.CONTRASTS:
             found = {}
             for metric in PIXEL:
                 differences: list[float] = []
@@ -170,7 +160,7 @@ def _signed(value: float | None) -> str:
 
 
 def _per_category(results: Results) -> Table:
-    variant, metrics = Variant("CDGP"), tuple(NAMES)
+    variant, metrics = grid.Variant("CDGP"), tuple(NAMES)
     rows = []
     for d in results.sets("main"):
         for c in results.categories[d]:
@@ -185,7 +175,7 @@ def _per_category(results: Results) -> Table:
 def _label_budget(results: Results) -> Table:
     rows = []
     for d in results.sets("label_budget"):
-        for budget in budgets_of("label_budget", results.plan.budgets):
+        for budget in grid.budgets_of("label_budget", results.plan.budgets):
             cells = [results.summary(d, v, metric, budget) for v, metric in BUDGET_COLUMNS]
             rows.append(TableRow(_budget_name(results, d, budget), cells, d))
     head = ["Defective images a category", "AUROC-I", "AUPRO@.3 spatial", "AUPRO@.3 final",
@@ -201,6 +191,6 @@ def _budget_name(results: Results, dataset: str, budget: int | None) -> str:
     """The budget, and how many there were where some category has fewer defective images."""
     if budget is None:
         return "Full"
-    rows = results.rows_of(dataset, FULL, budget)
+    rows = results.rows_of(dataset, grid.FULL, budget)
     least = min((r["effective_budget"] for r in rows), default=budget)
     return str(budget) if least == budget else f"{budget} (only {least} in some)"

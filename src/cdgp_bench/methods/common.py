@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -124,19 +125,28 @@ def neighbourhoods(encoder: Encoder, images: Tensor, stages: Sequence[int], scal
         return functional.avg_pool2d(torch.cat(spread, 1), 3, 1, 1)
 
 
-def train_with_curve(
-    stage: Stage, checkpoints: Path, progress: Progress
-) -> tuple[list[list[float]], float]:
-    """Run a stage with its log beside its checkpoint, leaving the module in evaluation mode.
-
-    Returns the learning curve, and the seconds that it took.
-    """
+def fit_stage(
+    stage: Stage,
+    predict: Predict,
+    options: MethodOptions,
+    settings: Settings,
+    checkpoints: Path,
+    progress: Progress,
+    facts: Mapping[str, Any] = MappingProxyType({}),
+) -> Fitted:
+    """Train a reimplemented method, logging beside its checkpoint; it scores by a probability."""
     file = checkpoint_of(stage.name, stage.cache_key, checkpoints)
     file.parent.mkdir(parents=True, exist_ok=True)
     log = file.with_name("log.jsonl")
     seconds = run_stage(stage, new_context(file.parent, log, progress))
     stage.module.eval()
-    return learning_curve(log), seconds
+    facts = {
+        "code": "reimplemented",
+        "options": options.decides(),
+        **facts,
+        "learning_curve": learning_curve(log),
+    }
+    return fitted_network(stage.module, predict, settings, seconds, True, facts)
 
 
 def learning_curve(log: Path) -> list[list[float]]:

@@ -24,7 +24,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 from cdgp.data.images import read_image, to_input
 from cdgp.data.layouts import load
@@ -48,7 +47,7 @@ from cdgp.training.student import TrainedStudent, train_student
 from cdgp_bench.methods import Fit, classifier, mil_topk, padim, supersimplenet
 from cdgp_bench.rows import read_rows
 from cdgp_bench.studies import grouped, markdown_table
-from cdgp_bench.synthetic import plant_defect
+from cdgp_bench.synthetic import plant_defect, save
 
 SIZES = {"magnetic_tile": (160, 160), "ksdd": (256, 96)}
 STEPS = 200
@@ -185,6 +184,13 @@ class Screening:
         held_out = {"calibration": {"pictures": "held_out"}}
         return preset("lite", seed=self.seed, input_size=size, **(held_out | changes))
 
+    def save_native(self, folder: Path) -> list[Path]:
+        """``native`` as files, for methods that read files."""
+        paths = [folder / f"{index}.png" for index in range(len(self.native))]
+        for path, image in zip(paths, self.native, strict=True):
+            save(path, image)
+        return paths
+
     def student(self, settings: Settings) -> TrainedStudent:
         """The teacher, and the student trained on good fit images, once for equal settings."""
         weak = self.manifest.weak_split()
@@ -277,18 +283,10 @@ def bag_row(screening: Screening, fit: Fit, rate: float) -> dict[str, float | No
     with TemporaryDirectory() as folder:
         fitted = fit(screening.manifest.weak_split(), s, Path(folder), Bars())
         scores = [f.image_score for f in fitted.score([c.image for c in calibration])]
-        planted = saved(screening.native, Path(folder))
+        planted = screening.save_native(Path(folder))
         maps = [resize_map(f.anomaly_map, f.size) for f in fitted.score(planted)]
     ranking = image_auroc(scores, [c.defective for c in calibration]).value
     return {"calibration_image_auroc": ranking, **planted_metrics(maps, screening.masks)}
-
-
-def saved(images: Sequence[NDArray[np.float32]], folder: Path) -> list[Path]:
-    """Images, HWC in [0, 1], as files for methods that read files."""
-    paths = [folder / f"{index}.png" for index in range(len(images))]
-    for path, image in zip(paths, images, strict=True):
-        Image.fromarray(np.rint(image * 255).astype(np.uint8)).save(path)
-    return paths
 
 
 def student_row(screening: Screening, rate: float) -> dict[str, Any]:
@@ -321,7 +319,7 @@ def distance_row(screening: Screening, residual: bool) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         fitted = padim.fit(screening.manifest.weak_split(), s, Path(folder), Bars(), padim.LITE)
         usual = [f.anomaly_map for f in fitted.score(good)]
-        found = [f.anomaly_map for f in fitted.score(saved(screening.native, Path(folder)))]
+        found = [f.anomaly_map for f in fitted.score(screening.save_native(Path(folder)))]
     sums = standardised(found, usual, masks)
     if residual:
         usual = residuals_of((read_image(path, s.data.white_level) for path in good), screening, s)

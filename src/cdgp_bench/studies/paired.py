@@ -26,20 +26,12 @@ import numpy as np
 from cdgp.errors import CdgpError
 from cdgp.files import atomic_write
 from cdgp.progress import Bars, Progress
+from cdgp_bench import resampling
 from cdgp_bench.grid import METHODS, Run
 from cdgp_bench.plan import Plan, read_plan
 from cdgp_bench.prepare import prepare_all
 from cdgp_bench.protocol import Prepared, SplitKey
-from cdgp_bench.resampling import (
-    LIMITS,
-    Profile,
-    difference,
-    group_draws,
-    profile,
-    region_areas,
-    resampled,
-    weighted_metrics,
-)
+from cdgp_bench.resampling import LIMITS, Profile
 from cdgp_bench.results import NAMES
 from cdgp_bench.rows import ROWS, Row, hash_of, identity_of, read_rows, wanted_hash, write_rows
 from cdgp_bench.run import only_one, plan_runs
@@ -130,12 +122,12 @@ def profiled(
     scored = iter(found.maps["final"].maps())
     unused = np.zeros((1, 1), np.float32)  # of images that take no part in the pixel metrics
     maps = [unused if mask is None else next(scored) for mask in found.masks]
-    return profile(maps, found.masks, found.image_scores, found.defective.tolist())
+    return resampling.profile(maps, found.masks, found.image_scores, found.defective.tolist())
 
 
 def check_curves(found: Profile, row: Row) -> None:
     """Check that the curves give the metrics of the row in the tables."""
-    for name, values in weighted_metrics(found, np.ones((1, len(found.scores)))).items():
+    for name, values in resampling.weighted_metrics(found, np.ones((1, len(found.scores)))).items():
         exact = np.nan if row[name] is None else row[name]
         if not np.isclose(values[0], exact, rtol=0, atol=CLOSE, equal_nan=True):
             raise SystemExit(
@@ -147,13 +139,13 @@ def check_curves(found: Profile, row: Row) -> None:
 def pairs(key: SplitKey, methods: dict[str, Profile], part: Prepared) -> list[Row]:
     samples = part.manifest.of("test")
     groups = [s.group or part.manifest.name(s.image) for s in samples]
-    weights = group_draws(groups, seed=key.seed)
-    measured = {method: resampled(one, weights) for method, one in methods.items()}
+    weights = resampling.group_draws(groups, seed=key.seed)
+    measured = {method: resampling.resampled(one, weights) for method, one in methods.items()}
     rows = []
     for ours in (m for m in OURS if m in methods):
         for other in (m for m in methods if m != ours):
             for name in NAMES:
-                value = difference(measured[ours], measured[other], name)
+                value = resampling.difference(measured[ours], measured[other], name)
                 if value is not None:
                     rows.append({
                         "kind": "pair", "dataset": key.dataset, "category": key.category,
@@ -189,7 +181,7 @@ def sizes(
                     "seed": key.seed, "method": method, "size": size,
                     "share_from": ends[index], "share_to": ends[index + 1],
                     "regions": int(chosen.sum()),
-                    **{name: float(region_areas(one, limit)[chosen].mean())
+                    **{name: float(resampling.region_areas(one, limit)[chosen].mean())
                        for name, limit in LIMITS.items()},
                 })  # fmt: skip
     return rows

@@ -1,6 +1,7 @@
 """The tables of the supplement that hold no scores: costs, settings, data, machines."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 
 from cdgp_bench.formats import Table, TableRow
@@ -112,11 +113,7 @@ def provenance(plan: Plan, rows: Sequence[Row]) -> Table:
 
 def machines(rows: Sequence[Row]) -> Table:
     """The machines and versions of all rows, reused ones too."""
-    counts: dict[str, int] = {}
-    for row in rows:
-        if "machine" in row:
-            text = json.dumps(row["machine"], sort_keys=True)
-            counts[text] = counts.get(text, 0) + 1
+    counts = Counter(json.dumps(r["machine"], sort_keys=True) for r in rows if "machine" in r)
     found = []
     for text, count in counts.items():
         for key, value in json.loads(text).items():

@@ -166,11 +166,7 @@ def _print_latency(files: list[dict[str, Any]]) -> None:
 
 
 def _require(command: str, packages: list[str]) -> None:
-    """Check the packages of the extra `bench`, before hours of work.
-
-    Raises:
-        SettingsError: some are not installed.
-    """
+    """Check the packages of the extra `bench`, before hours of work."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     from cdgp.errors import SettingsError

@@ -27,9 +27,6 @@ class LinearHead(nn.Module):
 
     The head has no sigma for Eq. 16. With unit variance the losses stay defined, and the dominance
     is the mean margin over the square root of two.
-
-    Args:
-        dim: D, of the tokens.
     """
 
     def __init__(self, dim: int) -> None:
@@ -46,20 +43,15 @@ class LinearHead(nn.Module):
         return tokens @ self.beta
 
 
-class HeteroscedasticHead(nn.Module):
+class HeteroscedasticHead(LinearHead):
     """A free linear mean with a diagonal-plus-low-rank quadratic variance (Eq. S1).
 
     var(t) = t^T diag(softplus(a) + 1e-4) t + |B^T t|^2 + 1e-6. It starts as the GP's prior does:
-    mean 0, variance 1.
-
-    Args:
-        dim: D, of the tokens.
-        rank: columns of B, the inducing budget of the class.
+    mean 0, variance 1. The rank, columns of B, is the inducing budget of the class.
     """
 
     def __init__(self, dim: int, rank: int) -> None:
-        super().__init__()
-        self.beta = nn.Parameter(torch.zeros(dim))
+        super().__init__(dim)
         self.a = nn.Parameter(torch.full((dim,), math.log(math.e - 1)))
         self.B = nn.Parameter(LOW_RANK_SCALE * torch.randn(dim, rank))
 
@@ -68,10 +60,6 @@ class HeteroscedasticHead(nn.Module):
         diagonal = functional.softplus(self.a) + LEAST_DIAGONAL
         low_rank = (tokens @ self.B).square().sum(-1)
         return Moments(self.mean(tokens), tokens.square() @ diagonal + low_rank + LEAST_VARIANCE)
-
-    def mean(self, tokens: Tensor) -> Tensor:
-        """t . beta, (N,)."""
-        return tokens @ self.beta
 
 
 def new_control(control: Control, settings: Settings) -> DualGP:

@@ -162,11 +162,7 @@ def visa(root: Path) -> dict[str, Manifest]:
 
 
 def visa_rows(table: Path) -> list[dict[str, str]]:
-    """The rows of VisA's split table: object, split, label, image, mask.
-
-    Raises:
-        DataError: another header, or a split or label that the table does not know.
-    """
+    """The rows of VisA's split table: object, split, label, image, mask."""
     with table.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         expected = ["object", "split", "label", "image", "mask"]

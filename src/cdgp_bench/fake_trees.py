@@ -3,113 +3,90 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from cdgp_bench.synthetic import make_surface, plant_defect
+from cdgp_bench.synthetic import make_surface, plant_defect, save
 
-Size = tuple[int, int]
+Drawn = tuple[int, bool, str, NDArray[np.float32], NDArray[np.bool_]]
+"""Number, whether it is defective, train or test (every third), image (HWC RGB in [0, 1]), mask."""
+
+
+def drawn(key: list[int], good: int, bad: int, size: tuple[int, int]) -> Iterator[Drawn]:
+    """Good surfaces, then defective ones; key and number decide each of them."""
+    for i in range(good + bad):
+        rng = np.random.default_rng([0, *key, i])
+        image, mask = make_surface(size, rng), np.zeros(size, dtype=np.bool_)
+        if i >= good:
+            image, mask = plant_defect(image, rng)
+        yield i, i >= good, "test" if i % 3 == 2 else "train", image, mask
 
 
 def mvtec_ad2_tree(
-    root: Path, categories: tuple[str, ...] = ("can", "vial"), good: int = 18, bad: int = 12,
-    size: Size = (80, 64), seed: int = 0,
-) -> None:  # fmt: skip
+    root: Path, categories: tuple[str, ...] = ("can", "vial"), good: int = 18, bad: int = 12
+) -> None:
     """MVTec AD 2: good images over three parts, bad ones and masks in the public test part."""
     for number, category in enumerate(categories):
-        base = root / category
-        for i in range(good):
+        test = root / category / "test_public"
+        for i, _, _, image, _ in drawn([1, number], good, 0, (80, 64)):
             part = ("train", "train", "validation", "test_public")[i % 4]
-            image, _ = drawn(size, [seed, 1, number, i], False)
-            save(base / part / "good" / f"{i:03d}_regular.png", image)
-        for i in range(bad):
-            image, mask = drawn(size, [seed, 2, number, i], True)
-            test = base / "test_public"
+            save(root / category / part / "good" / f"{i:03d}_regular.png", image)
+        for i, _, _, image, mask in drawn([2, number], 0, bad, (80, 64)):
             save(test / "bad" / f"{i:03d}_regular.png", image)
             save(test / "ground_truth" / "bad" / f"{i:03d}_regular_mask.png", mask)
 
 
-def ksdd2_tree(
-    root: Path, good: int = 20, bad: int = 12, size: Size = (80, 64), seed: int = 0
-) -> None:
+def ksdd2_tree(root: Path, good: int = 20, bad: int = 12) -> None:
     """KolektorSDD2: image and ``_GT`` mask side by side in train and test, all masks present."""
-    for i in range(good + bad):
-        part = "test" if i % 3 == 2 else "train"
-        image, mask = drawn(size, [seed, 3, i], i >= good)
+    for i, _, part, image, mask in drawn([3], good, bad, (80, 64)):
         save(root / part / f"{10000 + i}.png", image)
         save(root / part / f"{10000 + i}_GT.png", mask)
 
 
 def visa_tree(
-    root: Path, categories: tuple[str, ...] = ("candle", "pcb1"), good: int = 18, bad: int = 12,
-    size: Size = (64, 80), seed: int = 0,
-) -> None:  # fmt: skip
+    root: Path, categories: tuple[str, ...] = ("candle", "pcb1"), good: int = 18, bad: int = 12
+) -> None:
     """VisA: JPEG images, masks that hold class numbers, and the 2cls_highshot table."""
-    rows = []
+    rows = [["object", "split", "label", "image", "mask"]]
     for number, category in enumerate(categories):
-        for i in range(good + bad):
-            kind = "Anomaly" if i >= good else "Normal"
-            pixels, mask = drawn(size, [seed, 4, number, i], i >= good)
-            image = f"{category}/Data/Images/{kind}/{i:04d}.JPG"
-            truth = f"{category}/Data/Masks/{kind}/{i:04d}.png" if i >= good else ""
-            save(root / image, pixels)
+        for i, defective, part, image, mask in drawn([4, number], good, bad, (64, 80)):
+            kind = "Anomaly" if defective else "Normal"
+            name = f"{category}/Data/Images/{kind}/{i:04d}.JPG"
+            truth = f"{category}/Data/Masks/{kind}/{i:04d}.png" if defective else ""
+            save(root / name, image)
             if truth:
                 save(root / truth, mask.astype(np.uint8) * (1 + i % 3))
-            part = "test" if i % 3 == 2 else "train"
-            rows.append([category, part, "anomaly" if i >= good else "normal", image, truth])
+            rows.append([category, part, kind.lower(), name, truth])
     table = root / "split_csv" / "2cls_highshot.csv"
     table.parent.mkdir(parents=True, exist_ok=True)
     with table.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["object", "split", "label", "image", "mask"], *rows])
+        csv.writer(file).writerows(rows)
 
 
 def mvtec_ad_tree(
-    root: Path, categories: tuple[str, ...] = ("tile",), good: int = 18, bad: int = 12,
-    size: Size = (64, 64), seed: int = 0,
-) -> None:  # fmt: skip
+    root: Path, categories: tuple[str, ...] = ("tile",), good: int = 18, bad: int = 12
+) -> None:
     """MVTec AD: its normal-only layout, with ``train/scratch`` added for weak labels."""
     for number, category in enumerate(categories):
         base = root / category
-        for i in range(good + bad):
-            part = "test" if i % 3 == 2 else "train"
-            kind = "scratch" if i >= good else "good"
-            image, mask = drawn(size, [seed, 5, number, i], i >= good)
+        for i, defective, part, image, mask in drawn([5, number], good, bad, (64, 64)):
+            kind = "scratch" if defective else "good"
             save(base / part / kind / f"{i:03d}.png", image)
-            if part == "test" and i >= good:
+            if part == "test" and defective:
                 save(base / "ground_truth" / kind / f"{i:03d}_mask.png", mask)
+
+
+TREES: Mapping[str, Callable[[Path], None]] = {
+    "mvtec_ad": mvtec_ad_tree,
+    "mvtec_ad2": mvtec_ad2_tree,
+    "ksdd2": ksdd2_tree,
+    "visa": visa_tree,
+}
 
 
 def generate(layout: str, root: Path) -> None:
     """The tree of a layout, named as in ``datasets.LAYOUTS``, with its default images."""
-    trees: dict[str, Callable[[Path], None]] = {
-        "mvtec_ad": mvtec_ad_tree,
-        "mvtec_ad2": mvtec_ad2_tree,
-        "ksdd2": ksdd2_tree,
-        "visa": visa_tree,
-    }
-    trees[layout](root)
-
-
-def drawn(
-    size: Size, key: list[int], defective: bool
-) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """A surface, HWC float32 RGB in [0, 1], and its mask (H, W) bool; the key decides both."""
-    rng = np.random.default_rng(key)
-    surface = make_surface(size, rng)
-    return plant_defect(surface, rng) if defective else (surface, np.zeros(size, dtype=np.bool_))
-
-
-def save(path: Path, values: NDArray[np.generic]) -> None:
-    """Write an image in [0, 1], a mask, or bytes as they are."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if values.dtype == np.float32:
-        values = np.rint(values * 255).astype(np.uint8)
-    image = Image.fromarray(values)
-    if path.suffix == ".JPG":
-        image.save(path, quality=95)
-    else:
-        image.save(path)
+    TREES[layout](root)

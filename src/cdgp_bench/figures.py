@@ -36,13 +36,7 @@ def save_figure(figure: Any, path: Path) -> None:
 def learning_curves(
     curves: Mapping[str, Sequence[Sequence[float]]], title: str, stem: Path
 ) -> None:
-    """Training loss against the step, a panel a method, as PNG and SVG.
-
-    Args:
-        curves: (step, loss) pairs by the method's title.
-        title: of the figure.
-        stem: its path without the ending.
-    """
+    """Loss against the step, (step, loss) pairs by title: a panel a method, as PNG and SVG."""
     figure, (axes,) = new_figure(1, len(curves), (3.2 * len(curves), 2.6))
     for axis, (name, points) in zip(axes, curves.items(), strict=True):
         axis.plot([p[0] for p in points], [p[1] for p in points], color=COLOURS["final"])

@@ -66,7 +66,8 @@ class Method(NamedTuple):
     options: Mapping[PresetName, MethodOptions] = NO_OPTIONS
     """Its own hyperparameters by preset, where it has some."""
     version: int = 1
-    """Raised when its code gives other numbers, so that older rows no longer count."""
+    """Raised when its code may give other numbers, so that older rows no longer count. Version 2 of
+    CDGP and its controls scores by the product's inference graph and scikit-learn's logistic."""
 
 
 def _with_options(
@@ -101,14 +102,15 @@ METHODS: dict[str, Method] = {
     "static_max": Method(
         "Static max similarity", "image", static_max.fit, (*SHARED, "inducing")
     ),
-    "cdgp_paper": Method("CDGP (paper-literal)", "image", cdgp.fit, ALL, PAPER_LITERAL),
-    "cdgp": Method("CDGP", "image", cdgp.fit, ALL),
+    "cdgp_paper": Method("CDGP (paper-literal)", "image", cdgp.fit, ALL, PAPER_LITERAL, version=2),
+    "cdgp": Method("CDGP", "image", cdgp.fit, ALL, version=2),
     "linear_head": Method(
-        "Direct linear head", "control", functools.partial(cdgp.fit, control="linear"), ALL
+        "Direct linear head", "control", functools.partial(cdgp.fit, control="linear"), ALL,
+        version=2,
     ),
     "heteroscedastic_head": Method(
         "Heteroscedastic linear", "control", functools.partial(cdgp.fit, control="heteroscedastic"),
-        ALL,
+        ALL, version=2,
     ),
 }  # fmt: skip
 
@@ -260,14 +262,8 @@ def variant_settings(
     input_size: tuple[int, int],
     changes: Changes,
 ) -> Settings:
-    """All settings of one run.
-
-    Args:
-        variant: its method and what it changes.
-        preset: where the rest comes from.
-        seed: of the run.
-        input_size: (height, width) of the network's input.
-        changes: of the plan and of the data set.
+    """All settings of one run: the preset's, then the changes of plan and data set (``changes``),
+    of the method, and of the variant.
     """
     method = METHODS[variant.method]
     chosen = merged(changes, method.changes)

@@ -27,15 +27,7 @@ LEGEND = (
 def render(
     plan: Plan, rows: Sequence[Row], costs: Sequence[Row], out: Path, failed: Sequence[Row] = ()
 ) -> Path:
-    """Write everything and return the page to read first.
-
-    Args:
-        plan: that was run.
-        rows: of its runs.
-        costs: of its methods.
-        out: folder.
-        failed: runs, examples and costs that failed, with their reason.
-    """
+    """Write everything and return the page to read first."""
     results = Results(plan, rows)
     page = [f"# {plan.title}\n\n{LEGEND}\n"]
     page += _write_tables(all_tables(plan, rows, costs), len(plan.seeds), out)

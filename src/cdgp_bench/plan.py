@@ -64,11 +64,7 @@ class Plan(_Section):
         return variant_settings(variant, self.preset, seed, dataset.input_size, changes)
 
     def options_of(self, method: str) -> MethodOptions | None:
-        """A method's own hyperparameters; None where it has none.
-
-        Raises:
-            SettingsError: the plan names an unknown one, or a value out of range.
-        """
+        """A method's own hyperparameters; None where it has none."""
         known, given = METHODS[method].options, self.options.get(method, {})
         if not known:
             return None
@@ -91,11 +87,7 @@ class Plan(_Section):
 
 
 def read_plan(name: str) -> Plan:
-    """A ready plan by name, or a plan file by path.
-
-    Raises:
-        SettingsError: there is none, or it holds something unknown; the message says what.
-    """
+    """A ready plan by name, or a plan file by path."""
     path = Path(name)
     if path.suffix == ".toml":
         try:
@@ -177,11 +169,7 @@ def required_packages(plan: Plan) -> list[str]:
 
 
 def dataset_path(name: str, dataset: DatasetPlan) -> Path:
-    """The folder of a data set, with environment variables replaced.
-
-    Raises:
-        SettingsError: it names a variable that is not set.
-    """
+    """The folder of a data set, with environment variables replaced."""
     path = os.path.expandvars(dataset.path)
     if "$" in path:
         variable = path[path.index("$") :].split("/")[0]

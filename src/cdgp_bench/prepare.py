@@ -17,11 +17,7 @@ Say = Callable[[str], None]
 
 
 def prepare_all(plan: Plan, out: Path, progress: Progress, say: Say) -> dict[SplitKey, Prepared]:
-    """Read, digest, split, audit and record every category.
-
-    Raises:
-        DataError: data that cannot be used; the message lists every problem.
-    """
+    """Read, digest, split, audit and record every category."""
     found: dict[SplitKey, Prepared] = {}
     problems: list[str] = []
     for name, dataset in plan.datasets.items():
@@ -54,11 +50,7 @@ def prepare_all(plan: Plan, out: Path, progress: Progress, say: Say) -> dict[Spl
 
 
 def load_categories(name: str, dataset: DatasetPlan, out: Path, say: Say) -> dict[str, Manifest]:
-    """The categories that the plan wants; their counts are printed.
-
-    Raises:
-        DataError: the folder or a wanted category is missing.
-    """
+    """The categories that the plan names; their counts are printed."""
     path = out / "data" / name if dataset.generated else dataset_path(name, dataset)
     layout = LAYOUTS[dataset.layout]
     if dataset.generated and not path.exists():

@@ -168,11 +168,7 @@ def overlaps(manifest: Manifest) -> dict[str, dict[str, int]]:
 
 
 def check_overlaps(manifest: Manifest) -> None:
-    """Check that no training image is in the test part.
-
-    Raises:
-        LeakError: some are; the message counts them.
-    """
+    """Check that no training image is in the test part."""
     found = overlaps(manifest)
     bad = [f"{pair.replace('_', '–')}: {count} by {how}"
            for pair, counts in found.items() for how, count in counts.items() if count]  # fmt: skip
@@ -183,11 +179,7 @@ def check_overlaps(manifest: Manifest) -> None:
 def cached_digests(
     manifest: Manifest, data: DataSettings, cache: Path, progress: Progress
 ) -> Manifest:
-    """``scan.digested``, but files that have not changed since the last call are not decoded again.
-
-    Raises:
-        DataError: files that cannot be used, all of them listed.
-    """
+    """``scan.digested``, but files unchanged since the last call are not decoded again."""
     known: dict[str, list[Any]] = json.loads(cache.read_text()) if cache.is_file() else {}
 
     def stamp(sample: Sample) -> list[Any]:
@@ -195,22 +187,17 @@ def cached_digests(
         stated = [sample.sha256, sample.pixel_sha256]  # a table's digests are checked once, too
         return [data.white_level, stated, *[[f.st_size, f.st_mtime_ns] for f in facts]]
 
-    stamps = [stamp(s) for s in manifest.samples]
-    new = tuple(
-        s for s, current in zip(manifest.samples, stamps, strict=True)
-        if known.get(str(s.image), [None])[0] != current
-    )  # fmt: skip
+    stamps = {str(s.image): stamp(s) for s in manifest.samples}
+    new = [s for s in manifest.samples
+           if known.get(str(s.image), [None])[0] != stamps[str(s.image)]]  # fmt: skip
     if new:
         with progress.phase(f"Reading {manifest.root.name}", len(new)) as advance:
-            read = scan.digested(replace(manifest, samples=new), data.white_level, advance)
-        found = {s.image: s for s in read.samples}
-        for s, current in zip(manifest.samples, stamps, strict=True):
-            if s.image in found:
-                known[str(s.image)] = [current, found[s.image].sha256, found[s.image].pixel_sha256]
+            read = scan.digested(replace(manifest, samples=tuple(new)), data.white_level, advance)
+        for s in read.samples:
+            known[str(s.image)] = [stamps[str(s.image)], s.sha256, s.pixel_sha256]
         write_text(cache, json.dumps(known))
-    entries = [known[str(s.image)] for s in manifest.samples]
-    samples = [
-        replace(s, sha256=entry[1], pixel_sha256=entry[2])
-        for s, entry in zip(manifest.samples, entries, strict=True)
-    ]
+    samples = []
+    for s in manifest.samples:
+        _, sha256, pixel_sha256 = known[str(s.image)]
+        samples.append(replace(s, sha256=sha256, pixel_sha256=pixel_sha256))
     return replace(manifest, samples=tuple(samples))

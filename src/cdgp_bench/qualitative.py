@@ -21,24 +21,6 @@ RULE = (
 """How the image is chosen; printed below the figure."""
 
 
-class Example(NamedTuple):
-    """The chosen image."""
-
-    sample: Sample
-    image: NDArray[np.float32]
-    """HWC float32 RGB in [0, 1]."""
-    mask: NDArray[np.bool_]
-
-
-def chosen_example(prepared: Prepared, white_level: int) -> Example | None:
-    """The image that ``RULE`` names, or None where no test image has a marked mask."""
-    shares = marked_shares(prepared)
-    if not shares:
-        return None
-    sample = shares[(len(shares) - 1) // 2].sample
-    return Example(sample, read_image(sample.image, white_level), marked(sample))
-
-
 class Share(NamedTuple):
     """How much of an image is marked."""
 
@@ -84,17 +66,19 @@ def save_example(
     progress: Progress,
     cache_key: str,
 ) -> None:
-    """Raw image, truth, mu_N, mu_A and final map of the chosen image, as one ``.npz``."""
-    example = chosen_example(prepared, settings.data.white_level)
-    if example is None:
+    """Image, truth, mu_N, mu_A and final map of the image that ``RULE`` names, as one ``.npz``."""
+    shares = marked_shares(prepared)
+    if not shares:
         return
-    parts = cdgp.decompose(prepared.weak, settings, checkpoints, progress, example.image)
+    _, name, sample = shares[(len(shares) - 1) // 2]
+    image = read_image(sample.image, settings.data.white_level)
+    parts = cdgp.decompose(prepared.weak, settings, checkpoints, progress, image)
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(
             file,
             cache_key=cache_key,
-            name=prepared.manifest.name(example.sample.image),
-            image=np.rint(example.image * 255).astype(np.uint8),
-            mask=example.mask,
+            name=name,
+            image=np.rint(image * 255).astype(np.uint8),
+            mask=marked(sample),
             **parts._asdict(),
         )

@@ -63,9 +63,6 @@ def profile(
             metrics.
         scores: (n,) image scores, finite.
         labels: (n,) whether an image is defective.
-
-    Raises:
-        DataError: as `ranking.checked_maps` and `ranking.checked_scores`.
     """
     values, defective = checked_scores(scores, labels)
     inside = [index for index, mask in enumerate(masks) if mask is not None]
@@ -113,14 +110,10 @@ def _reaching(values: FloatArray, cuts: FloatArray) -> Array:
 
 
 def weighted_metrics(found: Profile, weights: Array) -> dict[str, Array]:
-    """Image AUROC, pixel AUROC and AUPRO for each of B draws.
+    """Image AUROC, pixel AUROC and AUPRO for each of B draws, (B,) by metric.
 
-    Args:
-        found: of a method.
-        weights: (B, n) how often each image was drawn.
-
-    Returns:
-        (B,) values by metric; NaN where a draw lacks what the metric needs.
+    ``weights`` (B, n) say how often each image was drawn; a draw that lacks what a metric needs
+    gives NaN.
     """
     start = np.zeros((len(weights), 1))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -167,13 +160,7 @@ def region_areas(found: Profile, limit: float) -> Array:
 
 
 def group_draws(groups: Sequence[str], draws: int = DRAWS, seed: int = 0) -> Array:
-    """(B, n) how often each image is drawn, where whole groups are drawn with replacement.
-
-    Args:
-        groups: (n,) the group of each image.
-        draws: B.
-        seed: of the random numbers.
-    """
+    """(B, n) how often each image is drawn, where whole groups are drawn with replacement."""
     names, place = np.unique(np.asarray(groups), return_inverse=True)
     count = len(names)
     drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws)
@@ -209,8 +196,7 @@ class Difference(NamedTuple):
 def difference(first: Resampled, second: Resampled, metric: str) -> Difference | None:
     """The first method minus the second on the same draws; undefined ones are left out.
 
-    Returns:
-        None where the metric is undefined on the whole test part, or in all draws.
+    None where the metric is undefined on the whole test part, or in all draws.
     """
     value = first.whole[metric] - second.whole[metric]
     spread = first.drawn[metric] - second.drawn[metric]

@@ -20,12 +20,7 @@ FAIR_SHARE = 0.25
 
 
 class Results:
-    """The rows of a plan.
-
-    Args:
-        plan: that was run.
-        rows: of its runs, of failed ones too.
-    """
+    """The rows of a plan, of failed runs too."""
 
     def __init__(self, plan: Plan, rows: Iterable[Row]) -> None:
         self.plan = plan

@@ -54,11 +54,7 @@ def wanted_hash(run: Run, prepared: Prepared, plan: Plan) -> tuple[str, ...]:
 def check_stale(
     path: Path, rows: Sequence[Row], hashes: Mapping[tuple[Any, ...], tuple[str, ...]]
 ) -> None:
-    """Check that rows under a run's name were made with what the plan says now.
-
-    Raises:
-        OutputError: some were not; rows of different settings are never mixed.
-    """
+    """Check that rows under a run's name were made with what the plan says now."""
     rows_by_name = {identity_of(row): row for row in rows if row["status"] == "ok"}
     stale = []
     for name, wanted in hashes.items():
@@ -75,11 +71,7 @@ def check_stale(
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file, of earlier versions too; none where the file is missing.
-
-    Raises:
-        OutputError: a line is not JSON.
-    """
+    """The rows of a file, of earlier versions too; none where the file is missing."""
     if not path.exists():
         return []
     try:

@@ -65,12 +65,6 @@ class Place(NamedTuple):
 def run_plan(plan: Plan, place: Place, reuse: Sequence[Path] = ()) -> Outcome:
     """Compute the rows that are missing; a run that fails does not stop the others.
 
-    Args:
-        plan: what to run.
-        place: where.
-        reuse: further files of rows; a row there of the same configuration, images, masks and
-            metric size is taken instead of computed.
-
     Raises:
         DataError: images that cannot be used, before anything is trained.
         OutputError: the rows in ``place.out`` were made with other settings or images.
@@ -90,11 +84,7 @@ def run_plan(plan: Plan, place: Place, reuse: Sequence[Path] = ()) -> Outcome:
 
 @contextmanager
 def only_one(out: Path) -> Iterator[None]:
-    """Holds the folder for this process.
-
-    Raises:
-        OutputError: another process has it, or it cannot be written.
-    """
+    """Hold the folder for this process; another one that has it is an ``OutputError``."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with FileLock(out / ".lock", timeout=0):

@@ -40,12 +40,7 @@ def scores_of(
 ) -> Scores:
     """Score the test part; a mask is read once its image is scored.
 
-    Args:
-        fitted: the method.
-        manifest: with the test part and its masks.
-        size: (height, width) that maps and masks are brought to; None is each image's own.
-        branches: whether the maps of branches are kept, too.
-        progress: where to show the progress.
+    Maps and masks are brought to ``size``, (height, width); None is each image's own.
     """
     samples = manifest.of("test")
     labels = np.array([bool(s.defective) for s in samples])
@@ -67,13 +62,8 @@ def scores_of(
 def score_test(
     fitted: Fitted, manifest: Manifest, size: tuple[int, int] | None, details: bool
 ) -> dict[str, Any]:
-    """Metrics over the test part, as a row holds them.
-
-    Args:
-        fitted: the method.
-        manifest: with the test part and its masks.
-        size: (height, width) that maps and masks are brought to; None is each image's own.
-        details: whether branches and kinds of defects get metrics of their own.
+    """Metrics over the test part at a (height, width), or at each image's own size, as a row holds
+    them; with details, of branches and kinds of defects too.
     """
     samples = manifest.of("test")
     found = scores_of(fitted, manifest, size, details, Quiet())

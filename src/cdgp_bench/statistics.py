@@ -24,16 +24,10 @@ class Summary(NamedTuple):
 
 
 def summarise(values: Mapping[int, Mapping[str, float | None]]) -> Summary | None:
-    """Category mean within each seed, then mean and standard deviation over seeds.
+    """Category mean within each seed, then mean and standard deviation over seeds, if any.
 
     A seed counts only where every category that any seed has is there, since a mean over fewer
     categories is another quantity.
-
-    Args:
-        values: metric by seed and category; None where it is undefined.
-
-    Returns:
-        The summary, or None where no seed is complete.
 
     >>> summarise({0: {"a": 0.25, "b": 0.5}, 1: {"a": 0.5, "b": 0.75}})
     Summary(mean=0.5, std=0.1767766952966369, seeds=2)
@@ -63,12 +57,7 @@ class Contrast(NamedTuple):
 
 
 def paired_contrast(differences: Sequence[float], seed: int = 0) -> Contrast:
-    """The paired analysis of one metric.
-
-    Args:
-        differences: first minus second, one value a category, each averaged over seeds; at least 1.
-        seed: of the bootstrap's random numbers.
-    """
+    """The paired analysis of one metric: first minus second, one value a category, at least one."""
     values = np.asarray(differences, dtype=np.float64)
     low, high = category_bootstrap(values, seed) if len(values) > 1 else (None, None)
     return Contrast(float(values.mean()), low, high, sign_flip(values), len(values))
@@ -77,13 +66,7 @@ def paired_contrast(differences: Sequence[float], seed: int = 0) -> Contrast:
 def category_bootstrap(
     differences: Sequence[float] | np.ndarray, seed: int = 0, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval (95 %) of the mean, categories drawn with replacement.
-
-    Args:
-        differences: (n,) with n at least 2.
-        seed: of the random numbers.
-        resamples: how many.
-    """
+    """Percentile bootstrap interval (95 %) of the mean over two or more categories."""
     values = np.asarray(differences, dtype=np.float64)
     if np.ptp(values) == 0:
         return float(values[0]), float(values[0])
@@ -124,4 +107,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """
     from statsmodels.stats.multitest import multipletests  # only benchmarks have it installed
 
+    if not p_values:
+        return []
     return [float(p) for p in multipletests(p_values, method="holm")[1]]

@@ -29,21 +29,12 @@ def make_dataset(
     size: tuple[int, int] = (96, 80),
     seed: int = 0,
 ) -> Manifest:
-    """Writes images of one brushed surface to `good/` and `defective/`, `masks/`, `manifest.csv`.
+    """Write images of one brushed surface to `good/` and `defective/`, `masks/`, `manifest.csv`.
 
-    Args:
-        folder: Made where it is missing; files of equal names are overwritten.
-        good: Number of images without a defect.
-        defective: Number of images with one defect each.
-        size: (height, width) of every image.
-        seed: Equal seeds write equal pixels; every image of a seed differs.
-
-    Returns:
-        The manifest as written, without groups and splits.
+    A defective image has one defect. Equal seeds write equal pixels; every image of a seed differs.
+    Files of equal names are overwritten. The returned manifest has no groups and splits.
     """
     root = absolute(folder)
-    for name in ("good", "defective", "masks"):
-        (root / name).mkdir(parents=True, exist_ok=True)
     samples: list[Sample] = []
     masks: tuple[Path, ...]
     for i in range(good + defective):
@@ -55,27 +46,34 @@ def make_dataset(
             image = root / "defective" / f"{i - good:03d}.png"
             masks = (root / "masks" / image.name,)
             pixels, mask = plant_defect(pixels, rng)
-            Image.fromarray(mask).save(masks[0])
-        Image.fromarray(np.rint(pixels * 255).astype(np.uint8)).save(image)
+            save(masks[0], mask)
+        save(image, pixels)
         samples.append(Sample(image, bool(masks), masks))
     manifest = Manifest(root, tuple(samples))
     manifest.write_csv(root / "manifest.csv")
     return manifest
 
 
+def save(path: Path, values: NDArray[np.generic]) -> None:
+    """Write a float32 image in [0, 1] as 8 bits, or a mask or bytes as they are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if values.dtype == np.float32:
+        values = np.rint(values * 255).astype(np.uint8)
+    Image.fromarray(values).save(path, quality=95)  # of JPEG; PNG has none
+
+
 def plant_defect(image: Floats, rng: np.random.Generator) -> tuple[Floats, NDArray[np.bool_]]:
-    """Plants one small defect: a scratch, a spot, a shuffled patch or a stain, of random contrast.
+    """Plant one small defect: a scratch, a spot, a shuffled patch or a stain, of random contrast.
 
     Edges are feathered. The mask marks the pixels that changed visibly, 0.05-3 % of the image
     (at least 1 pixel, and up to 4 pixels in a tiny image). The input is not changed.
 
     Args:
         image: HWC float32 RGB in [0, 1].
-        rng: The only source of randomness.
+        rng: the only source of randomness.
 
     Returns:
-        The image with the defect, HWC float32 RGB in [0, 1], and its mask, (H, W) bool, both in
-        the frame of `image`.
+        The image with the defect and its mask, (H, W) bool.
     """
     pixels = image.shape[0] * image.shape[1]
     least, most = max(1, LEAST_AREA * pixels), max(4, MOST_AREA * pixels)
@@ -92,12 +90,7 @@ def plant_defect(image: Floats, rng: np.random.Generator) -> tuple[Floats, NDArr
 def make_surface(size: tuple[int, int], rng: np.random.Generator) -> Floats:
     """Brushed grain, cloudy base and a slight gradient of light, rounded as 8 bits store it.
 
-    Args:
-        size: (height, width).
-        rng: The only source of randomness.
-
-    Returns:
-        HWC float32 RGB in [0, 1].
+    HWC float32 RGB in [0, 1].
     """
     height, width = size
     grain = gaussian_filter(rng.standard_normal(size), (0.6, 4))

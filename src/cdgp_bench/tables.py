@@ -2,18 +2,8 @@
 
 from collections.abc import Sequence
 
-from cdgp_bench import appendix
+from cdgp_bench import appendix, grid
 from cdgp_bench.formats import Table, TableRow
-from cdgp_bench.grid import (
-    CONTRASTS,
-    EXPERIMENTS,
-    FULL,
-    METHODS,
-    SPATIAL,
-    Variant,
-    budgets_of,
-    variants_of,
-)
 from cdgp_bench.plan import Plan
 from cdgp_bench.results import NAMES, PIXEL, Results, Row
 from cdgp_bench.statistics import CONFIDENCE, RESAMPLES, holm, paired_contrast
@@ -24,8 +14,6 @@ BLOCKS = {
     "control": "Controls",
 }
 SHORT = "less than a quarter of the published training, not ranked"
-
-
 EXPERIMENT_TABLES = (
     ("2", "components", "Factorised contribution of the Dual GP", "Variant"),
     ("S2", "scoring", "Scoring and parameterisation controls", "Variant"),
@@ -35,14 +23,15 @@ EXPERIMENT_TABLES = (
     ("S5", "kernels", "Kernels", "Kernel"),
     ("S6a", "fusion_weight", "Spatial fusion weight; each refits its normal tail", "w"),
     ("S6b", "image_weight", "Broadcast image weight", "λ_I"),
+    ("X1", "held_out", "Calibration images seen by the Dual GP, or not", "Calibration images"),
 )
-"""Number, experiment, title, and heading of the first column."""
+"""Number, experiment, title, and heading of the first column; the last one is not in the paper."""
 BUDGET_COLUMNS = (
-    (FULL, "image_auroc"),
-    (SPATIAL, "pixel_aupro_30"),
-    (FULL, "pixel_aupro_30"),
-    (SPATIAL, "pixel_aupro_05"),
-    (FULL, "pixel_aupro_05"),
+    (grid.FULL, "image_auroc"),
+    (grid.SPATIAL, "pixel_aupro_30"),
+    (grid.FULL, "pixel_aupro_30"),
+    (grid.SPATIAL, "pixel_aupro_05"),
+    (grid.FULL, "pixel_aupro_05"),
 )
 """Of Table S11."""
 
@@ -57,8 +46,6 @@ def all_tables(plan: Plan, rows: Sequence[Row], costs: Sequence[Row]) -> list[Ta
     for number, experiment, title, heading in EXPERIMENT_TABLES:
         if results.sets(experiment):
             tables.append(_experiment(results, experiment, number, title, heading))
-    if results.sets("held_out"):
-        tables.append(_held_out(results))
     if all(results.sets(name) for name in ("components", "scoring")):
         tables.append(_paired(results))
     if results.sets("main") and "cdgp" in plan.methods:
@@ -67,7 +54,7 @@ def all_tables(plan: Plan, rows: Sequence[Row], costs: Sequence[Row]) -> list[Ta
         tables.append(_label_budget(results))
     if costs:
         tables.append(appendix.complexity(results, costs))
-    if any(METHODS[name].options for name in plan.methods):
+    if any(grid.METHODS[name].options for name in plan.methods):
         tables.append(appendix.outside(results))
     tables += [appendix.settings(plan), appendix.provenance(plan, rows), appendix.machines(rows)]
     return sorted(tables, key=lambda table: _order(table.name))
@@ -83,12 +70,12 @@ def _order(name: str) -> tuple[str, int, str]:
 def _main(results: Results, number: str, title: str, metrics: Sequence[str]) -> Table:
     sets = results.sets("main")
     rows = []
-    variants = variants_of("main", results.plan.methods)
+    variants = grid.variants_of("main", results.plan.methods)
     short = [variant for variant in variants if results.is_short(variant)]
     whole = [variant for variant in variants if variant not in short]
     for chosen, suffix in ((whole, ""), (short, f", {SHORT}")):
         for block in BLOCKS:
-            for variant in (n for n in chosen if METHODS[n.method].supervision == block):
+            for variant in (n for n in chosen if grid.METHODS[n.method].supervision == block):
                 cells = [
                     "not run" if (d, variant.method) in results.not_run
                     else results.summary(d, variant, m)
@@ -107,37 +94,26 @@ def _scored(plan: Plan) -> str:
     return f"× 100, mean ± standard deviation over seeds {list(plan.seeds)}; scored at {size}."
 
 
-def _unseparated(results: Results, sets: Sequence[str], variant: Variant) -> str:
+def _unseparated(results: Results, sets: Sequence[str], variant: grid.Variant) -> str:
     rows = [r for d in sets for r in results.rows_of(d, variant)]
     bad = sum(not r.get("facts", {}).get("separated", True) for r in rows)
     return f" ({bad} of {len(rows)} did not separate)" if bad else ""
 
 
 def _experiment(results: Results, experiment: str, number: str, title: str, heading: str) -> Table:
-    sets = results.sets(experiment)
+    sets, names, note, ranked = results.sets(experiment), dict(NAMES), _scored(results.plan), True
+    if experiment == "held_out":
+        names["image_ece"], ranked = "ECE", False
+        note = "ECE: expected calibration error of the image score. " + note
     rows = [
         TableRow(
-            variant.label + _unseparated(results, sets, variant),
-            [results.summary(d, variant, m) for d in sets for m in NAMES],
+            variant.label + (_unseparated(results, sets, variant) if ranked else ""),
+            [results.summary(d, variant, m) for d in sets for m in names],
         )
-        for variant in EXPERIMENTS[experiment]
+        for variant in grid.EXPERIMENTS[experiment]
     ]
-    head = [heading, *(f"{d} {NAMES[m]}" for d in sets for m in NAMES)]
-    note = _scored(results.plan)
-    return Table(f"table_{number}-{experiment}", title, head, rows, note=note)
-
-
-def _held_out(results: Results) -> Table:
-    """Not in the paper: what calibrating on images that the Dual GP has seen costs."""
-    sets, metrics = results.sets("held_out"), (*NAMES, "image_ece")
-    rows = [
-        TableRow(variant.label, [results.summary(d, variant, m) for d in sets for m in metrics])
-        for variant in EXPERIMENTS["held_out"]
-    ]
-    head = ["Calibration images", *(f"{d} {NAMES.get(m, 'ECE')}" for d in sets for m in metrics)]
-    note = "ECE: expected calibration error of the image score. " + _scored(results.plan)
-    title = "Calibration images seen by the Dual GP, or not"
-    return Table("table_X1-held_out", title, head, rows, False, note)
+    head = [heading, *(f"{d} {name}" for d in sets for name in names.values())]
+    return Table(f"table_{number}-{experiment}", title, head, rows, ranked, note)
 
 
 def paired_groups(results: Results) -> dict[str, list[str]]:
@@ -153,8 +129,8 @@ def paired_groups(results: Results) -> dict[str, list[str]]:
 def _paired(results: Results) -> Table:
     rows = []
     for group, sets in paired_groups(results).items():
-        for title, first, second in CONTRASTS:
-            contrasts = []
+        for title, first, second in grid.CONTRASTS:
+            found = {}
             for metric in PIXEL:
                 differences: list[float] = []
                 for d in sets:
@@ -162,14 +138,12 @@ def _paired(results: Results) -> Table:
                     b = results.by_category(d, second, metric)
                     pairs = ((a[c], b[c]) for c in a)
                     differences += [x - y for x, y in pairs if x is not None and y is not None]
-                contrasts.append(paired_contrast(differences) if differences else None)
-            found = [c for c in contrasts if c is not None]
-            adjusted = dict(zip(map(id, found), holm([c.p for c in found]), strict=True))
-            for metric, c in zip(PIXEL, contrasts, strict=True):
-                if c is None:
-                    continue
-                cells = [f"{100 * c.difference:+.2f}", _signed(c.low), _signed(c.high),
-                         f"{adjusted[id(c)]:.3f}", str(c.categories)]  # fmt: skip
+                if differences:
+                    found[metric] = paired_contrast(differences)
+            adjusted = holm([c.p for c in found.values()])
+            for (metric, c), p in zip(found.items(), adjusted, strict=True):
+                cells = [*map(_signed, (c.difference, c.low, c.high)), f"{p:.3f}",
+                         str(c.categories)]  # fmt: skip
                 rows.append(TableRow(f"{title} / {NAMES[metric]}", cells, group))
     note = (
         f"Percentage points, first minus second, after averaging over seeds. Intervals: "
@@ -186,7 +160,7 @@ def _signed(value: float | None) -> str:
 
 
 def _per_category(results: Results) -> Table:
-    variant, metrics = Variant("CDGP"), tuple(NAMES)
+    variant, metrics = grid.Variant("CDGP"), tuple(NAMES)
     rows = []
     for d in results.sets("main"):
         for c in results.categories[d]:
@@ -201,7 +175,7 @@ def _per_category(results: Results) -> Table:
 def _label_budget(results: Results) -> Table:
     rows = []
     for d in results.sets("label_budget"):
-        for budget in budgets_of("label_budget", results.plan.budgets):
+        for budget in grid.budgets_of("label_budget", results.plan.budgets):
             cells = [results.summary(d, v, metric, budget) for v, metric in BUDGET_COLUMNS]
             rows.append(TableRow(_budget_name(results, d, budget), cells, d))
     head = ["Defective images a category", "AUROC-I", "AUPRO@.3 spatial", "AUPRO@.3 final",
@@ -217,6 +191,6 @@ def _budget_name(results: Results, dataset: str, budget: int | None) -> str:
     """The budget, and how many there were where some category has fewer defective images."""
     if budget is None:
         return "Full"
-    rows = results.rows_of(dataset, FULL, budget)
+    rows = results.rows_of(dataset, grid.FULL, budget)
     least = min((r["effective_budget"] for r in rows), default=budget)
     return str(budget) if least == budget else f"{budget} (only {least} in some)"

@@ -10,13 +10,7 @@ import torch
 from cdgp.data.manifest import WeakSplit
 from cdgp.progress import Quiet
 from cdgp_bench.grid import Run
-from cdgp_bench.measure.harness import (
-    alternate,
-    in_process,
-    peak_memory,
-    reset_peak_memory,
-    seconds_of,
-)
+from cdgp_bench.measure import harness
 
 WARM_UPS = 10
 TIMED = 50
@@ -27,17 +21,12 @@ def measured(run: Run, data: WeakSplit, checkpoints: Path) -> dict[str, Any]:
 
     It is measured in a process of its own, so that what training left in memory is not counted.
 
-    Args:
-        run: of the method.
-        data: what it was trained on.
-        checkpoints: where its trained stages are.
-
     Returns:
         ``parameters``; ``stored``, which counts memories and statistics too; ``latency_ms`` with
         mean, std, median and p95 over 50 runs after 10; ``peak_memory_mib`` and ``memory_of``,
         which says what was measured.
     """
-    return in_process(_measure, run, data, checkpoints, torch.get_num_threads())
+    return harness.in_process(_measure, run, data, checkpoints, torch.get_num_threads())
 
 
 def _measure(run: Run, data: WeakSplit, checkpoints: Path, threads: int) -> dict[str, Any]:
@@ -46,10 +35,10 @@ def _measure(run: Run, data: WeakSplit, checkpoints: Path, threads: int) -> dict
     device = next(pipeline.network.parameters()).device
     image = torch.rand(1, 3, *run.settings.input_size, generator=torch.Generator().manual_seed(0))
     image = image.to(device)
-    reset_peak_memory(device)
-    turn = partial(seconds_of, partial(pipeline.run, image), device)
-    latency = 1000 * np.array(alternate({"run": turn}, TIMED, WARM_UPS)["run"])
-    peak = peak_memory(device)
+    harness.reset_peak_memory(device)
+    turn = partial(harness.seconds_of, partial(pipeline.run, image), device)
+    latency = 1000 * np.array(harness.alternate({"run": turn}, TIMED, WARM_UPS)["run"])
+    peak = harness.peak_memory(device)
     return {
         "parameters": sum(p.numel() for p in pipeline.network.parameters()),
         "stored": sum(values.numel() for values in pipeline.network.state_dict().values()),

@@ -68,12 +68,7 @@ def alternate(
 ) -> dict[str, list[T]]:
     """What ``runs`` turns of each give, one after the other, so that all meet the same machine.
 
-    Args:
-        turns: by name; each usually returns the seconds that it took.
-        runs: counted turns of each.
-        warm_ups: turns of each before those, which do not count.
-        pause: seconds before each turn, see ``PAUSE``.
-        advance: called after each turn.
+    Warm-ups do not count. Before each turn it pauses for some seconds; after it, it advances.
     """
     kept: dict[str, list[T]] = {name: [] for name in turns}
     for index in range(warm_ups + runs):
@@ -98,10 +93,6 @@ def in_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
 
 class Worker:
     """A fresh process that makes an object once, and then answers calls of its methods.
-
-    Args:
-        make: a module's function or class.
-        arguments: of it.
 
     Raises:
         CdgpError: as ``make`` raises it.
@@ -224,6 +215,13 @@ def peak_memory(device: "torch.device | None" = None) -> PeakMemory:
     found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
     return PeakMemory(int(found[1]) / 1024 if found else None,
                       "the whole process, with its libraries")  # fmt: skip
+
+
+def peak_mib() -> float:
+    """``peak_memory`` of this process, where a study cannot do without."""
+    peak = peak_memory().mib
+    assert peak is not None, "the peak of a process can be measured on Linux only"
+    return peak
 
 
 # The machine

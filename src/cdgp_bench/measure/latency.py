@@ -21,15 +21,7 @@ from cdgp.method.resize import upsample
 from cdgp.progress import Progress
 from cdgp.runtimes.torch import TorchRuntime
 from cdgp_bench.figures import new_figure, save_figure
-from cdgp_bench.measure.harness import (
-    PAUSE,
-    Worker,
-    alternate,
-    machine,
-    peak_memory,
-    reset_peak_memory,
-    seconds_of,
-)
+from cdgp_bench.measure import harness
 
 WARM_UPS = 5
 BATCHES = (1, 2, 4, 8, 16)
@@ -40,26 +32,17 @@ def measure(
 ) -> dict[str, Any]:
     """Cost of one prediction at the model's input size, for each model file.
 
-    Args:
-        paths: runs, model files and exported files.
-        threads: each runtime's own choice where None.
-        runs: timed runs of each file.
-        progress: where to show the progress.
-
     Returns:
         ``machine``, ``threads``, ``runs`` and ``files``: for each of them ``runtime``,
         ``precision``, ``input_size``, ``latency_ms`` (median, p95), ``throughput`` (by batch, in
         images a second), ``peak_memory_mib`` at batch one, ``cold_start_s``; for torch also
         ``parameters``, ``macs`` and ``stages_ms``.
-
-    Raises:
-        CdgpError: a file that cannot be loaded.
     """
     with contextlib.ExitStack() as stack:
         workers, found = [], []
         for path in paths:
             began = time.perf_counter()
-            worker = stack.enter_context(Worker(_Model, path, threads))
+            worker = stack.enter_context(harness.Worker(_Model, path, threads))
             seconds = time.perf_counter() - began
             workers.append(worker)
             found.append({"file": str(path), **worker.call("facts"), "cold_start_s": seconds})
@@ -67,7 +50,9 @@ def measure(
         def timed(batch: int, count: int) -> list[list[float]]:
             turns = {str(i): partial(w.call, "run", batch) for i, w in enumerate(workers)}
             with progress.phase("Timing", (WARM_UPS + count) * len(turns)) as advance:
-                return list(alternate(turns, count, WARM_UPS, PAUSE, advance).values())
+                return list(
+                    harness.alternate(turns, count, WARM_UPS, harness.PAUSE, advance).values()
+                )
 
         for facts, times, worker in zip(found, timed(1, runs), workers, strict=True):
             latency = 1000 * np.array(times)
@@ -79,7 +64,7 @@ def measure(
         for batch in BATCHES:
             for facts, times in zip(found, timed(batch, max(3, runs // 10)), strict=True):
                 facts.setdefault("throughput", {})[batch] = batch / float(np.median(times))
-    return {"machine": machine(), "threads": threads, "runs": runs, "files": found}
+    return {"machine": harness.machine(), "threads": threads, "runs": runs, "files": found}
 
 
 class _Model:
@@ -93,7 +78,7 @@ class _Model:
                           generator=torch.Generator().manual_seed(b))
             for b in BATCHES
         }  # fmt: skip
-        reset_peak_memory(self.device)
+        harness.reset_peak_memory(self.device)
         self.run(1)  # the first one plans and takes its memory
 
     def facts(self) -> dict[str, Any]:
@@ -105,10 +90,10 @@ class _Model:
         }
 
     def run(self, batch: int) -> float:
-        return seconds_of(lambda: self.detector.runtime.run(self.inputs[batch]))
+        return harness.seconds_of(lambda: self.detector.runtime.run(self.inputs[batch]))
 
     def peak(self) -> float | None:
-        return peak_memory(self.device).mib
+        return harness.peak_memory(self.device).mib
 
     def stages(self, runs: int) -> dict[str, Any]:
         return stages(self.detector, self.inputs[1], runs)
@@ -158,8 +143,8 @@ def stages(detector: Detector, images: torch.Tensor, runs: int) -> dict[str, Any
         ],
         "regions": lambda: find_regions(native, detector.region_level),
     }
-    turns = {name: partial(seconds_of, task, device) for name, task in work.items()}
-    times = alternate(turns, runs, WARM_UPS)
+    turns = {name: partial(harness.seconds_of, task, device) for name, task in work.items()}
+    times = harness.alternate(turns, runs, WARM_UPS)
     times["residual"] = [a - b for a, b in zip(times["residual"], times["student"], strict=True)]
     return {
         "parameters": sum(p.numel() for p in graph.parameters()),
@@ -169,11 +154,7 @@ def stages(detector: Detector, images: torch.Tensor, runs: int) -> dict[str, Any
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    """Latency of each file, and the share of each stage in torch's time.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Latency of each file, and the share of each stage in torch's time."""
     files = found["files"]
     staged = [facts for facts in files if "stages_ms" in facts]
     size = 9, 1.4 + 0.45 * len(files) + (1.2 if staged else 0)

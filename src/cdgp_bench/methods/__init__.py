@@ -41,11 +41,7 @@ def images_digest(path: str) -> str:
 
 
 def require_images(method: str, path: str, what: str) -> None:
-    """Check the folder of images that a method needs from outside.
-
-    Raises:
-        NotRunError: it is not given, not there, or holds no image.
-    """
+    """Check the folder of images that a method needs from outside."""
     if not images_digest(path):
         given = f"there are none in {path}" if path else "nothing was given"
         raise NotRunError(
@@ -98,5 +94,5 @@ Fit = Callable[..., Fitted]
 ``Progress`` and, where the method has some, ``MethodOptions``.
 
 Called again with the same arguments it loads what it has trained. A checkpoint's name holds the
-digest of all that decides it (``training.stages.fingerprint``); it is never a pickle.
+digest of all that decides it (``training.context.stage_key``); it is never a pickle.
 """

@@ -1,4 +1,4 @@
-"""CDGP itself and its controls; the settings say which reading of the paper it is.
+"""CDGP itself and its controls; the settings decide whether it is the paper-literal one.
 
 Images are scored by the product's own inference graph. Its evidence is kept on disk, so that
 settings which only change what comes after it (weights, tail, calibration) neither train nor run

@@ -24,9 +24,8 @@ from cdgp.method.backbone import Encoder
 from cdgp.method.build import pretrained_encoder, seeded
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.context import new_fabric
 from cdgp_bench.methods import Fitted
-from cdgp_bench.methods.common import fitted_network, train_on_labels
+from cdgp_bench.methods.common import fit_on_labels
 
 Mapper = Callable[["Classifier", Tensor], tuple[NDArray[np.float32], float]]
 """Classifier and input (1, 3, H, W) to map (h, w) and probability."""
@@ -103,36 +102,24 @@ def grad_cam(classifier: Classifier, image: Tensor) -> tuple[NDArray[np.float32]
     return raw[0].astype(np.float32), probability
 
 
-def fit_cam(data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress) -> Fitted:
-    """The classifier with its class activation map."""
-    return _fit(data, settings, checkpoints, progress, class_activation)
-
-
-def fit_grad_cam(
-    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress
-) -> Fitted:
-    """The same classifier with Grad-CAM."""
-    return _fit(data, settings, checkpoints, progress, grad_cam)
-
-
 def _fit(
-    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, mapper: Mapper
+    mapper: Mapper, data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress
 ) -> Fitted:
     """Train on fit and calibration images; ``dual_gp.learning_rate`` is the classifier's."""
-    device = new_fabric().device
     encoder = pretrained_encoder(settings)
     encoder.freeze_stem()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeded(settings.seed, "classifier").initial_seed())
         classifier = Classifier(encoder)
-    classifier.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     s = settings.dual_gp
     trained = [p for p in classifier.parameters() if p.requires_grad]
     groups = [{"params": trained, "lr": s.learning_rate, "weight_decay": s.weight_decay}]
-    seconds = train_on_labels(
-        "classifier", classifier, groups, data, settings, checkpoints, progress
-    )
-    return fitted_network(
-        classifier, functools.partial(mapper, classifier), settings, device, seconds,
-        True, {"learning_rate": s.learning_rate},
+    predict = functools.partial(mapper, classifier)
+    return fit_on_labels(
+        "classifier", classifier, groups, predict, data, settings, checkpoints, progress,
+        {"learning_rate": s.learning_rate},
     )  # fmt: skip
+
+
+fit_cam = functools.partial(_fit, class_activation)
+fit_grad_cam = functools.partial(_fit, grad_cam)

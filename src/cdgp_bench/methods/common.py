@@ -2,8 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,30 +29,24 @@ Predict = Callable[[Tensor], tuple[NDArray[np.float32], float]]
 """An input (1, 3, H, W) in [0, 1], on the network's device, to a map (h, w) and an image score."""
 
 
-def train_on_labels(
+def fit_on_labels(
     name: str,
     model: nn.Module,
     groups: list[dict[str, Any]],
+    predict: Predict,
     data: WeakSplit,
     settings: Settings,
     checkpoints: Path,
     progress: Progress,
-) -> float:
+    facts: dict[str, Any],
+) -> Fitted:
     """Train a model on the batches, for the steps and at the schedule of the Dual GP, resumably.
 
-    Args:
-        name: of the method, for its checkpoint and its progress.
-        model: called with images and labels, returns the loss and diagnostics; left in evaluation
-            mode.
-        groups: parameter groups of AdamW.
-        data: what to train on.
-        settings: of the run.
-        checkpoints: folder of checkpoints.
-        progress: where to show the progress.
-
-    Returns:
-        The seconds that it took.
+    The model, called with images and labels, returns the loss and diagnostics. ``groups`` are
+    AdamW's; ``predict`` gives a probability as the image score.
     """
+    context = new_context(None, None, progress)
+    model.to(context.fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     s = settings.dual_gp
     images = WeakDataset(dual_gp_samples(data, settings), new_inputs(settings))
     key = stage_key(settings, data.sha256, "dual_gp")
@@ -58,22 +54,22 @@ def train_on_labels(
         name, model, torch.optim.AdamW(groups), s.steps, cosine(s.steps, s.final_learning_rate),
         lambda step: weak_batch(images, settings, step), f"{name} {key}", f"{name}.safetensors",
     )  # fmt: skip
-    context = new_context(checkpoints / f"{name}-{key[:16]}", None, progress)
+    context = replace(context, checkpoints=checkpoints / f"{name}-{key[:16]}")
     seconds = run_stage(stage, context)
     model.eval()
-    return seconds
+    return fitted_network(model, predict, settings, seconds, True, facts)
 
 
 def fitted_network(
     network: nn.Module,
     predict: Predict,
     settings: Settings,
-    device: torch.device,
     seconds: float,
     probability: bool,
     facts: dict[str, Any],
 ) -> Fitted:
     """A trained network that scores one input at a time."""
+    device = next(network.parameters()).device
 
     def score(paths: Sequence[Path]) -> Iterator[Scored]:
         for path in paths:
@@ -93,12 +89,8 @@ def cache_key_of(
 ) -> str:
     """Digest of all that decides a method's weights.
 
-    Args:
-        name: of the method.
-        options: its own.
-        sha256: of the images that it may train on.
-        settings: of the row.
-        without: shared settings that it does not use.
+    ``sha256`` is of the images that it may train on; ``without`` names shared settings that it does
+    not use.
     """
     shared = {k: v for k, v in shared_parts(settings).items() if k not in without}
     decides = [name, options.decides(), sha256, settings.calibration.pictures, shared]
@@ -133,20 +125,28 @@ def neighbourhoods(encoder: Encoder, images: Tensor, stages: Sequence[int], scal
         return functional.avg_pool2d(torch.cat(spread, 1), 3, 1, 1)
 
 
-def train_with_curve(
-    stage: Stage, checkpoints: Path, progress: Progress
-) -> tuple[list[list[float]], float]:
-    """``run_stage`` with its log beside its checkpoint; the module is left in evaluation mode.
-
-    Returns:
-        The learning curve, and the seconds that it took.
-    """
+def fit_stage(
+    stage: Stage,
+    predict: Predict,
+    options: MethodOptions,
+    settings: Settings,
+    checkpoints: Path,
+    progress: Progress,
+    facts: Mapping[str, Any] = MappingProxyType({}),
+) -> Fitted:
+    """Train a reimplemented method, logging beside its checkpoint; it scores by a probability."""
     file = checkpoint_of(stage.name, stage.cache_key, checkpoints)
     file.parent.mkdir(parents=True, exist_ok=True)
     log = file.with_name("log.jsonl")
     seconds = run_stage(stage, new_context(file.parent, log, progress))
     stage.module.eval()
-    return learning_curve(log), seconds
+    facts = {
+        "code": "reimplemented",
+        "options": options.decides(),
+        **facts,
+        "learning_curve": learning_curve(log),
+    }
+    return fitted_network(stage.module, predict, settings, seconds, True, facts)
 
 
 def learning_curve(log: Path) -> list[list[float]]:

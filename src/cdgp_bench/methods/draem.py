@@ -5,7 +5,7 @@ them again, another one learns where they were. The map is the second one's prob
 image score its maximum.
 """
 
-from pathlib import Path
+import functools
 from typing import Any
 
 from pydantic import Field
@@ -13,16 +13,9 @@ from pydantic import Field
 from cdgp.data.manifest import WeakSplit
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
-from cdgp.progress import Progress
 from cdgp.training.dual_gp import dual_gp_samples
-from cdgp_bench.methods import Fitted, MethodOptions, images_digest, require_images
-from cdgp_bench.methods.through_anomalib import (
-    PARTS_OFF,
-    Recipe,
-    check_sides,
-    fit_through_anomalib,
-    input_steps,
-)
+from cdgp_bench.methods import MethodOptions, images_digest, require_images
+from cdgp_bench.methods import through_anomalib as through
 
 PUBLISHED_EPOCHS = 700
 BATCH = 8
@@ -52,29 +45,25 @@ def build(encoder: Encoder | None, settings: Settings, options: Options) -> Any:
     from anomalib.models import Draem
 
     module = Draem(
-        dtd_dir=options.auxiliary, pre_processor=input_steps(settings, None), **PARTS_OFF
+        dtd_dir=options.auxiliary,
+        **through.parts(settings, None),
     )
     module.augmenter.anomaly_source_paths.sort()  # else in the order of the disk
     return module
 
 
-def fit(
-    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, options: Options
-) -> Fitted:
-    """Train on all good training images.
-
-    Raises:
-        NotRunError: the folder of textures is not given, or holds no image.
-        SettingsError: the input's sides are no multiples of 32.
-    """
-    check_sides("draem", settings)
+def recipe(data: WeakSplit, settings: Settings, options: Options) -> through.Recipe:
+    """Train on all good training images."""
+    through.check_sides("draem", settings)
     require_images("draem", options.auxiliary, "texture images (published: DTD)")
     samples = dual_gp_samples(data, settings)
     a_pass = -(-sum(not s.defective for s in samples) // BATCH)
     published = PUBLISHED_EPOCHS * a_pass
     steps = min(options.most_steps or options.epochs * a_pass, options.epochs * a_pass)
-    recipe = Recipe(
+    return through.Recipe(
         "draem", build, samples, BATCH, {"max_steps": steps}, {"budget_share": steps / published},
         pretrained=False,
     )  # fmt: skip
-    return fit_through_anomalib(recipe, data, settings, checkpoints, progress, options)
+
+
+fit = functools.partial(through.fit, recipe)

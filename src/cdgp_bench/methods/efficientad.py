@@ -19,13 +19,7 @@ from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
 from cdgp_bench.methods import Fitted, MethodOptions, images_digest, require_images
-from cdgp_bench.methods.through_anomalib import (
-    PARTS_OFF,
-    Recipe,
-    eight_bit,
-    fit_through_anomalib,
-    input_steps,
-)
+from cdgp_bench.methods import through_anomalib as through
 
 PUBLISHED_STEPS = 70_000
 LEAST_SIDE = 256
@@ -72,7 +66,8 @@ def build(encoder: Encoder | None, settings: Settings, options: Options) -> Any:
             return found | {"lr_scheduler": scheduler}
 
     return Local(
-        imagenet_dir=options.auxiliary, pre_processor=input_steps(settings, None), **PARTS_OFF
+        imagenet_dir=options.auxiliary,
+        **through.parts(settings, None),
     )
 
 
@@ -81,7 +76,7 @@ def scale(module: Any, good: Sequence[Path], settings: Settings) -> None:
     """Set the quantiles of both maps from good images that were held out."""
     module.eval()
     maps = [
-        module.model.get_maps(eight_bit(path, settings).div(255)[None].to(module.device))
+        module.model.get_maps(through.eight_bit(path, settings).div(255)[None].to(module.device))
         for path in good
     ]
     for name, index in (("st", 0), ("ae", 1)):
@@ -89,14 +84,8 @@ def scale(module: Any, good: Sequence[Path], settings: Settings) -> None:
         module.model.quantiles.update({f"qa_{name}": low, f"qb_{name}": high})
 
 
-def fit(
-    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, options: Options
-) -> Fitted:
-    """Train on good fit images; good calibration images scale the maps.
-
-    Raises:
-        NotRunError: the teacher or the folder of images is not given.
-    """
+def recipe(data: WeakSplit, settings: Settings, options: Options) -> through.Recipe:
+    """Train on good fit images; good calibration images scale the maps."""
     if not Path(options.teacher).is_file():
         given = f"{options.teacher} is no file" if options.teacher else "nothing was given"
         raise NotRunError(
@@ -104,12 +93,19 @@ def fit(
             f"plan to the file pretrained_teacher_small.pth of anomalib's release; {given}"
         )
     require_images("efficientad", options.auxiliary, "images of many classes (Imagenette)")
-    height, width = (max(LEAST_SIDE, side) for side in settings.input_size)
-    settings = settings.model_copy(update={"input_size": (height, width)})
     held = [s.image for s in data.calibration if not s.defective]
-    recipe = Recipe(
+    return through.Recipe(
         "efficientad", build, data.fit, 1, {"max_steps": options.steps},
-        {"budget_share": options.steps / PUBLISHED_STEPS, "network_input": [height, width]},
+        {"budget_share": options.steps / PUBLISHED_STEPS,
+         "network_input": list(settings.input_size)},
         pretrained=False, finish=lambda module: scale(module, held, settings),
     )  # fmt: skip
-    return fit_through_anomalib(recipe, data, settings, checkpoints, progress, options)
+
+
+def fit(
+    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, options: Options
+) -> Fitted:
+    """Train at sides of at least 256."""
+    height, width = (max(LEAST_SIDE, side) for side in settings.input_size)
+    settings = settings.model_copy(update={"input_size": (height, width)})
+    return through.fit(recipe, data, settings, checkpoints, progress, options)

@@ -20,10 +20,9 @@ from cdgp.method.losses import TOP_SHARE, bag_margin
 from cdgp.method.tokens import TokenProjection
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.training.context import new_fabric
 from cdgp_bench.controls import LinearHead
 from cdgp_bench.methods import Fitted
-from cdgp_bench.methods.common import fitted_network, train_on_labels
+from cdgp_bench.methods.common import fit_on_labels
 
 
 class TopK(nn.Module):
@@ -54,11 +53,9 @@ class TopK(nn.Module):
 
 def fit(data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress) -> Fitted:
     """Train on fit and calibration images, with the rates of the Dual GP's section."""
-    device = new_fabric().device
     encoder = pretrained_encoder(settings)
     encoder.freeze_stem()
     model = TopK(encoder, new_projection(encoder, settings), settings.backbone.token_dim)
-    model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     s = settings.dual_gp
     base = [p for p in (*encoder.parameters(), *model.projection.parameters()) if p.requires_grad]
     head = [model.head.beta, model.bias]
@@ -66,7 +63,6 @@ def fit(data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progre
         {"params": base, "lr": s.learning_rate, "weight_decay": s.weight_decay},
         {"params": head, "lr": s.inducing_learning_rate, "weight_decay": 0.0},
     ]
-    seconds = train_on_labels("mil_topk", model, groups, data, settings, checkpoints, progress)
 
     @torch.inference_mode()
     def predict(image: Tensor) -> tuple[NDArray[np.float32], float]:
@@ -75,4 +71,6 @@ def fit(data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progre
         return logits[0].cpu().numpy(), float(probability[0])
 
     facts = {"top_share": TOP_SHARE, "learning_rate": s.learning_rate}
-    return fitted_network(model, predict, settings, device, seconds, True, facts)
+    return fit_on_labels(
+        "mil_topk", model, groups, predict, data, settings, checkpoints, progress, facts
+    )

@@ -3,8 +3,8 @@
 The map is the Mahalanobis distance at every position, the image score its maximum.
 """
 
+import functools
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,18 +14,9 @@ from cdgp.data.manifest import WeakSplit
 from cdgp.errors import NotRunError
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
-from cdgp.progress import Progress
 from cdgp.training.dual_gp import dual_gp_samples
-from cdgp_bench.methods import Fitted, MethodOptions
-from cdgp_bench.methods.through_anomalib import (
-    ALL_STAGES,
-    PARTS_OFF,
-    Recipe,
-    Stages,
-    fit_through_anomalib,
-    input_steps,
-    stage_names,
-)
+from cdgp_bench.methods import MethodOptions
+from cdgp_bench.methods import through_anomalib as through
 
 
 class Options(MethodOptions):
@@ -45,22 +36,16 @@ def build(encoder: Encoder, settings: Settings, options: Options) -> Any:
     from anomalib.models import Padim
 
     module = Padim(
-        backbone=settings.backbone.name, layers=stage_names(encoder), pre_trained=False,
+        backbone=settings.backbone.name, layers=through.stage_names(encoder), pre_trained=False,
         n_features=min(options.features, sum(encoder.channels)),
-        pre_processor=input_steps(settings, encoder), **PARTS_OFF,
+        **through.parts(settings, encoder),
     )  # fmt: skip
-    module.model.feature_extractor.feature_extractor = Stages(encoder, ALL_STAGES)
+    module.model.feature_extractor.feature_extractor = through.Stages(encoder, through.ALL_STAGES)
     return module
 
 
-def fit(
-    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, options: Options
-) -> Fitted:
-    """Collect the good training images' features; nothing is learned by steps.
-
-    Raises:
-        NotRunError: they, and a covariance a position, would not fit into memory.
-    """
+def recipe(data: WeakSplit, settings: Settings, options: Options) -> through.Recipe:
+    """Collect the good training images' features; nothing is learned by steps."""
     samples = dual_gp_samples(data, settings)
     good = sum(not s.defective for s in samples)
     positions = settings.input_size[0] // 4 * (settings.input_size[1] // 4)
@@ -72,8 +57,10 @@ def fit(
             f"{settings.input_size[0]}x{settings.input_size[1]}: lower the data set's input_size, "
             "or options.padim.features"
         )
-    recipe = Recipe("padim", build, samples, 32, {"max_epochs": 1}, {}, collects=True)
-    return fit_through_anomalib(recipe, data, settings, checkpoints, progress, options)
+    return through.Recipe("padim", build, samples, 32, {"max_epochs": 1}, {}, collects=True)
+
+
+fit = functools.partial(through.fit, recipe)
 
 
 def memory_bytes() -> int:

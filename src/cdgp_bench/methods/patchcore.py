@@ -4,7 +4,7 @@ The map is each patch's distance to the nearest kept patch, the image score the 
 weighted by how crowded its neighbour's surroundings are.
 """
 
-from pathlib import Path
+import functools
 from typing import Any
 
 from pydantic import Field
@@ -12,17 +12,9 @@ from pydantic import Field
 from cdgp.data.manifest import WeakSplit
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
-from cdgp.progress import Progress
 from cdgp.training.dual_gp import dual_gp_samples
-from cdgp_bench.methods import Fitted, MethodOptions
-from cdgp_bench.methods.through_anomalib import (
-    PARTS_OFF,
-    Recipe,
-    Stages,
-    fit_through_anomalib,
-    input_steps,
-    stage_names,
-)
+from cdgp_bench.methods import MethodOptions
+from cdgp_bench.methods import through_anomalib as through
 
 STAGES = (1, 2)
 """Its published choice: strides 8 and 16."""
@@ -45,20 +37,20 @@ def build(encoder: Encoder, settings: Settings, options: Options) -> Any:
     """anomalib's module, untrained."""
     from anomalib.models import Patchcore
 
-    names = stage_names(encoder)
+    names = through.stage_names(encoder)
     module = Patchcore(
         backbone=settings.backbone.name, layers=[names[i] for i in STAGES], pre_trained=False,
         coreset_sampling_ratio=options.coreset, num_neighbors=options.neighbours,
-        pre_processor=input_steps(settings, encoder), **PARTS_OFF,
+        **through.parts(settings, encoder),
     )  # fmt: skip
-    module.model.feature_extractor.feature_extractor = Stages(encoder, STAGES)
+    module.model.feature_extractor.feature_extractor = through.Stages(encoder, STAGES)
     return module
 
 
-def fit(
-    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, options: Options
-) -> Fitted:
+def recipe(data: WeakSplit, settings: Settings, options: Options) -> through.Recipe:
     """Collect the good training images' patches and keep a coreset."""
     samples = dual_gp_samples(data, settings)
-    recipe = Recipe("patchcore", build, samples, 32, {"max_epochs": 1}, {}, collects=True)
-    return fit_through_anomalib(recipe, data, settings, checkpoints, progress, options)
+    return through.Recipe("patchcore", build, samples, 32, {"max_epochs": 1}, {}, collects=True)
+
+
+fit = functools.partial(through.fit, recipe)

@@ -6,7 +6,7 @@ design: the stages fused at stride 16, a residual block to stride 32, and one re
 each of the encoder's, with a linear last convolution since stages may end without an activation.
 """
 
-from pathlib import Path
+import functools
 from typing import Any
 
 import torch
@@ -17,19 +17,9 @@ from torchvision.models.resnet import BasicBlock
 from cdgp.data.manifest import WeakSplit
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
-from cdgp.progress import Progress
 from cdgp.training.dual_gp import dual_gp_samples
-from cdgp_bench.methods import Fitted, MethodOptions
-from cdgp_bench.methods.through_anomalib import (
-    ALL_STAGES,
-    PARTS_OFF,
-    Recipe,
-    Stages,
-    check_sides,
-    fit_through_anomalib,
-    input_steps,
-    stage_names,
-)
+from cdgp_bench.methods import MethodOptions
+from cdgp_bench.methods import through_anomalib as through
 
 PUBLISHED_EPOCHS = 200
 BATCH = 16
@@ -109,29 +99,25 @@ def build(encoder: Encoder, settings: Settings, options: Options) -> Any:
     architecture = settings.backbone.name.split(".")[0]
     module = ReverseDistillation(
         backbone=architecture if architecture in RESIDUAL else "resnet18", pre_trained=False,
-        pre_processor=input_steps(settings, encoder), **PARTS_OFF,
+        **through.parts(settings, encoder),
     )  # fmt: skip
-    module.model.encoder.feature_extractor = Stages(encoder, ALL_STAGES)
-    module.model.encoder.layers = stage_names(encoder)
+    module.model.encoder.feature_extractor = through.Stages(encoder, through.ALL_STAGES)
+    module.model.encoder.layers = through.stage_names(encoder)
     if architecture not in RESIDUAL:
         module.model.bottleneck = Bottleneck(encoder.channels)
         module.model.decoder = Decoder(encoder.channels)
     return module
 
 
-def fit(
-    data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progress, options: Options
-) -> Fitted:
-    """Distil on all good training images.
-
-    Raises:
-        SettingsError: the input's sides are no multiples of 32.
-    """
-    check_sides("rd4ad", settings)
+def recipe(data: WeakSplit, settings: Settings, options: Options) -> through.Recipe:
+    """Distil on all good training images."""
+    through.check_sides("rd4ad", settings)
     own = settings.backbone.name.split(".")[0] not in RESIDUAL
     facts = {"budget_share": options.epochs / PUBLISHED_EPOCHS}
-    recipe = Recipe(
+    return through.Recipe(
         "rd4ad", build, dual_gp_samples(data, settings), BATCH, {"max_epochs": options.epochs},
         facts | ({"decoder": "ours"} if own else {}),
     )  # fmt: skip
-    return fit_through_anomalib(recipe, data, settings, checkpoints, progress, options)
+
+
+fit = functools.partial(through.fit, recipe)

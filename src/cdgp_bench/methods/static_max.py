@@ -43,4 +43,4 @@ def fit(data: WeakSplit, settings: Settings, checkpoints: Path, progress: Progre
         return scores[0].cpu().numpy(), float(scores.max())
 
     network = nn.ModuleList([encoder, projection])
-    return fitted_network(network, predict, settings, device, seconds, False, {})
+    return fitted_network(network, predict, settings, seconds, False, {})

@@ -36,13 +36,7 @@ from cdgp.training.context import new_fabric
 from cdgp.training.dataset import WeakDataset, new_inputs, shuffled_stream
 from cdgp.training.dual_gp import dual_gp_samples
 from cdgp.training.loop import Stage
-from cdgp_bench.methods import Fitted, MethodOptions
-from cdgp_bench.methods.common import (
-    cache_key_of,
-    fitted_network,
-    neighbourhoods,
-    train_with_curve,
-)
+from cdgp_bench.methods import Fitted, MethodOptions, common
 
 STAGES = (1, 2)
 HIDDEN, CONVOLVED = 1024, 128
@@ -111,7 +105,7 @@ class SuperSimpleNet(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) RGB in [0, 1] to (B, C, H/4, W/4)."""
-        return neighbourhoods(self.encoder, images, STAGES, 2)
+        return common.neighbourhoods(self.encoder, images, STAGES, 2)
 
     def logits(self, adapted: Tensor) -> HeadLogits:
         """Adapted features (B, C, h, w) to logits."""
@@ -204,13 +198,7 @@ def falling(steps: int) -> Callable[[int], float]:
 
 
 class Batches:
-    """The batches of the training, each a function of its step.
-
-    Args:
-        samples: to train on; a defective one is an entry for each of its flips.
-        settings: of the run.
-        options: batch and threshold.
-    """
+    """The batches of the training by step; a defective image is an entry for each of its flips."""
 
     def __init__(self, samples: Sequence[WeakSample], settings: Settings, options: Options) -> None:
         self.dataset = WeakDataset(samples, new_inputs(settings))
@@ -263,22 +251,16 @@ def fit(
     batches = Batches(dual_gp_samples(data, settings), settings, options)
     published = options.epochs * -(-len(batches.entries) // options.batch)
     steps = min(options.most_steps or published, published)
-    key = cache_key_of("supersimplenet", options, data.sha256, settings)
+    key = common.cache_key_of("supersimplenet", options, data.sha256, settings)
     stage = Stage(
         "supersimplenet", model, new_optimizer(model), steps, falling(steps), batches, key,
         "supersimplenet.safetensors",
     )  # fmt: skip
-    curve, seconds = train_with_curve(stage, checkpoints, progress)
 
     @torch.inference_mode()
     def predict(image: Tensor) -> tuple[NDArray[np.float32], float]:
         blurred, logit = model.predict(image)
         return blurred[0, 0].cpu().numpy(), float(torch.sigmoid(logit.double())[0])
 
-    facts = {
-        "code": "reimplemented",
-        "options": options.decides(),
-        "budget_share": steps * options.batch / (PAPER.epochs * len(batches.entries)),
-        "learning_curve": curve,
-    }
-    return fitted_network(model, predict, settings, device, seconds, True, facts)
+    share = {"budget_share": steps * options.batch / (PAPER.epochs * len(batches.entries))}
+    return common.fit_stage(stage, predict, options, settings, checkpoints, progress, share)

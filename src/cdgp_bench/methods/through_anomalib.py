@@ -44,8 +44,6 @@ from cdgp_bench.methods.common import cache_key_of, checkpoint_of, fitted_networ
 
 CURVE_POINTS = 40
 ALL_STAGES = (0, 1, 2)
-PARTS_OFF: dict[str, Any] = {"post_processor": False, "evaluator": False, "visualizer": False}
-"""Raw maps are wanted: anomalib's own scaling, metrics and images stay out."""
 
 
 class Stages(nn.Module):
@@ -67,23 +65,23 @@ def stage_names(encoder: Encoder) -> list[str]:
     return list(info.module_name())
 
 
-def input_steps(settings: Settings, encoder: Encoder | None) -> Any:
-    """anomalib's pre-processor: input size, and the backbone's normalisation if there is one."""
+def parts(settings: Settings, encoder: Encoder | None) -> dict[str, Any]:
+    """The parts around a model of anomalib: resizing, and the backbone's normalisation.
+
+    Its own scaling, metrics and images are off, since the benchmark needs raw maps.
+    """
     from anomalib.pre_processing import PreProcessor
     from torchvision.transforms.v2 import Compose, Normalize, Resize
 
     steps: list[Any] = [Resize(settings.input_size, antialias=True)]
     if encoder is not None:
         steps.append(Normalize(encoder.mean.flatten().tolist(), encoder.std.flatten().tolist()))
-    return PreProcessor(transform=Compose(steps))
+    off = {"post_processor": False, "evaluator": False, "visualizer": False}
+    return {"pre_processor": PreProcessor(transform=Compose(steps)), **off}
 
 
 def check_sides(name: str, settings: Settings) -> None:
-    """Check that both sides can be halved five times: they must be multiples of 32.
-
-    Raises:
-        SettingsError: they are not.
-    """
+    """Check that both sides can be halved five times."""
     if any(side % 32 for side in settings.input_size):
         height, width = settings.input_size
         raise SettingsError(
@@ -96,11 +94,6 @@ def rows(samples: Sequence[WeakSample], settings: Settings, folder: Path) -> dic
     """anomalib's table of the good images among ``samples``, all of them for training.
 
     Each is read by the product's reader and written once, as an 8-bit file at the input size.
-
-    Args:
-        samples: images with their labels; there is no mask to pass on.
-        settings: input size and white level.
-        folder: where the files go.
     """
     height, width = settings.input_size
     paths = []
@@ -145,8 +138,8 @@ class Recipe(NamedTuple):
     """Called with the trained module before it is saved."""
 
 
-def fit_through_anomalib(
-    recipe: Recipe,
+def fit(
+    make_recipe: Callable[[WeakSplit, Settings, Any], Recipe],
     data: WeakSplit,
     settings: Settings,
     checkpoints: Path,
@@ -157,6 +150,7 @@ def fit_through_anomalib(
 
     A killed training starts again, since Lightning's checkpoints are pickles.
     """
+    recipe = make_recipe(data, settings, options)
     device = new_fabric().device
     without = () if recipe.pretrained else ("backbone", "weights_sha256")
     cache_key = cache_key_of(recipe.name, options, data.sha256, settings, without)
@@ -203,7 +197,7 @@ def fit_through_anomalib(
         **recipe.facts,
         **({"learning_curve": curve} if curve else {}),
     }
-    return fitted_network(module.model, predict, settings, device, found.seconds, False, facts)
+    return fitted_network(module.model, predict, settings, found.seconds, False, facts)
 
 
 def _train(
@@ -275,9 +269,8 @@ def _watcher(advance: Advance, losses: list[float]) -> Any:
 def quiet_and_seeded(seed: int, bars: bool = False) -> Iterator[None]:
     """Silence Lightning and seed all global random numbers, for the block only.
 
-    Args:
-        seed: of Python's, NumPy's and torch's global generators, which anomalib draws from.
-        bars: whether its own progress bars may show.
+    The seed is of Python's, NumPy's and torch's global generators, which anomalib draws from;
+    ``bars`` lets its own progress bars show.
     """
     import lightning.pytorch  # sets its own level when it is first imported
     from tqdm.std import tqdm

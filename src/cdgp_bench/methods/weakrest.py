@@ -36,14 +36,7 @@ from cdgp.training.context import new_fabric
 from cdgp.training.dataset import WeakDataset, new_inputs, shuffled_stream
 from cdgp.training.dual_gp import dual_gp_samples
 from cdgp.training.loop import Stage, cosine
-from cdgp_bench.methods import Fitted, MethodOptions
-from cdgp_bench.methods.common import (
-    cache_key_of,
-    checkpoint_of,
-    fitted_network,
-    neighbourhoods,
-    train_with_curve,
-)
+from cdgp_bench.methods import Fitted, MethodOptions, common
 from cdgp_bench.methods.through_anomalib import quiet_and_seeded
 
 STAGES = (1, 2)
@@ -89,7 +82,7 @@ class Residuals(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) RGB in [0, 1] to (B, C, H/8, W/8)."""
-        return neighbourhoods(self.encoder, images, STAGES, 1)
+        return common.neighbourhoods(self.encoder, images, STAGES, 1)
 
     def placed(self, features: Tensor) -> Tensor:
         """(B, C, h, w) to (B, h·w, C + 2): features in their own scale, and their positions."""
@@ -182,10 +175,7 @@ def top_mean(values: Tensor) -> Tensor:
 def fill_memory(model: Residuals, images: Iterable[Tensor], seed: int) -> None:
     """Keep a coreset of good images' positions, and the scale of their features.
 
-    Args:
-        model: whose memory is filled.
-        images: good images, (1, 3, H, W) RGB in [0, 1].
-        seed: of the choice.
+    The images are good ones, (1, 3, H, W) RGB in [0, 1].
     """
     from anomalib.models.components import KCenterGreedy
 
@@ -222,8 +212,8 @@ def fit(
     images = WeakDataset(dual_gp_samples(data, settings), new_inputs(settings))
     bad, every = images.indices(defective=True), images.indices(defective=False)
     remembered, good = every[::2], every[1::2]
-    key = cache_key_of("weakrest", options, data.sha256, settings)
-    if not checkpoint_of("weakrest", key, checkpoints).is_file():
+    key = common.cache_key_of("weakrest", options, data.sha256, settings)
+    if not common.checkpoint_of("weakrest", key, checkpoints).is_file():
         positions = settings.input_size[0] // 8 * (settings.input_size[1] // 8)
         shown = subsample_evenly(remembered, 4 * -(-CANDIDATES // positions))
         fill_memory(model.residuals, (images.batch([i]) for i in shown), settings.seed)
@@ -244,7 +234,6 @@ def fit(
         "weakrest", model, optimizer, options.steps, cosine(options.steps, 0.05), batch, key,
         "weakrest.safetensors",
     )  # fmt: skip
-    curve, seconds = train_with_curve(stage, checkpoints, progress)
 
     @torch.inference_mode()
     def predict(image: Tensor) -> tuple[NDArray[np.float32], float]:
@@ -252,5 +241,4 @@ def fit(
         probability = top_mean(torch.sigmoid(logits.double()))
         return logits[0].cpu().numpy(), float(probability[0])
 
-    facts = {"code": "reimplemented", "options": options.decides(), "learning_curve": curve}
-    return fitted_network(model, predict, settings, device, seconds, True, facts)
+    return common.fit_stage(stage, predict, options, settings, checkpoints, progress)

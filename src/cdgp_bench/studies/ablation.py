@@ -15,7 +15,6 @@ import argparse
 import functools
 import json
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 from cdgp.data.images import read_image, to_input
 from cdgp.data.layouts import load
@@ -48,7 +46,8 @@ from cdgp.training.dual_gp import dual_gp_samples, train_dual_gp
 from cdgp.training.student import TrainedStudent, train_student
 from cdgp_bench.methods import Fit, classifier, mil_topk, padim, supersimplenet
 from cdgp_bench.rows import read_rows
-from cdgp_bench.synthetic import plant_defect
+from cdgp_bench.studies import grouped, markdown_table
+from cdgp_bench.synthetic import plant_defect, save
 
 SIZES = {"magnetic_tile": (160, 160), "ksdd": (256, 96)}
 STEPS = 200
@@ -112,6 +111,9 @@ GRID = [(w, tail) for w in (0.0, 0.01, 0.025, 0.05, 0.1, 0.2) for tail in ("coun
 SHORT_GRID = [(0.025, "counting")]
 CHOSEN = "random sampler, maximum"
 FINALISTS = ("base", "literal", CHOSEN)
+DIAGNOSTICS = ("margin_good", "margin_defective", "variance_normal", "variance_anomaly",
+               "token_cosine")  # fmt: skip
+"""Of the last step of the Dual GP; they are recorded beside the metrics."""
 
 
 def main() -> None:
@@ -182,6 +184,13 @@ class Screening:
         held_out = {"calibration": {"pictures": "held_out"}}
         return preset("lite", seed=self.seed, input_size=size, **(held_out | changes))
 
+    def save_native(self, folder: Path) -> list[Path]:
+        """``native`` as files, for methods that read files."""
+        paths = [folder / f"{index}.png" for index in range(len(self.native))]
+        for path, image in zip(paths, self.native, strict=True):
+            save(path, image)
+        return paths
+
     def student(self, settings: Settings) -> TrainedStudent:
         """The teacher, and the student trained on good fit images, once for equal settings."""
         weak = self.manifest.weak_split()
@@ -245,14 +254,12 @@ def dual_gp_rows(screening: Screening, variant: str) -> Iterator[dict[str, Any]]
     )
     ranking = image_auroc(everyone.pooled.double().numpy(), everyone.defective.numpy()).value
     evidence = [evidence_of(graph, image, size) for image in screening.native]
-    shown = ("margin_good", "margin_defective", "variance_normal", "variance_anomaly",
-             "token_cosine")  # fmt: skip
     for weight, tail in GRID if variant in FINALISTS else SHORT_GRID:
         yield {
             "weight": weight, "tail": tail, "calibration_image_auroc": ranking,
             **localisation(collected, evidence, screening.masks, s, weight, tail),
             "separation": round(dual.separation, 4),
-            **{key: diagnostics.get(key) for key in shown}, "seconds": seconds,
+            **{key: diagnostics.get(key) for key in DIAGNOSTICS}, "seconds": seconds,
         }  # fmt: skip
 
 
@@ -276,18 +283,10 @@ def bag_row(screening: Screening, fit: Fit, rate: float) -> dict[str, float | No
     with TemporaryDirectory() as folder:
         fitted = fit(screening.manifest.weak_split(), s, Path(folder), Bars())
         scores = [f.image_score for f in fitted.score([c.image for c in calibration])]
-        planted = saved(screening.native, Path(folder))
+        planted = screening.save_native(Path(folder))
         maps = [resize_map(f.anomaly_map, f.size) for f in fitted.score(planted)]
     ranking = image_auroc(scores, [c.defective for c in calibration]).value
     return {"calibration_image_auroc": ranking, **planted_metrics(maps, screening.masks)}
-
-
-def saved(images: Sequence[NDArray[np.float32]], folder: Path) -> list[Path]:
-    """Images, HWC in [0, 1], as files for methods that read files."""
-    paths = [folder / f"{index}.png" for index in range(len(images))]
-    for path, image in zip(paths, images, strict=True):
-        Image.fromarray(np.rint(image * 255).astype(np.uint8)).save(path)
-    return paths
 
 
 def student_row(screening: Screening, rate: float) -> dict[str, Any]:
@@ -320,7 +319,7 @@ def distance_row(screening: Screening, residual: bool) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         fitted = padim.fit(screening.manifest.weak_split(), s, Path(folder), Bars(), padim.LITE)
         usual = [f.anomaly_map for f in fitted.score(good)]
-        found = [f.anomaly_map for f in fitted.score(saved(screening.native, Path(folder)))]
+        found = [f.anomaly_map for f in fitted.score(screening.save_native(Path(folder)))]
     sums = standardised(found, usual, masks)
     if residual:
         usual = residuals_of((read_image(path, s.data.white_level) for path in good), screening, s)
@@ -379,29 +378,30 @@ def planted_metrics(
 
 def table(path: Path) -> str:
     """Every variant at w = 0.025 with counting, then w and tail of the chosen one, over seeds."""
-    keys = ("calibration_image_auroc", "planted_pixel_auroc", "planted_aupro_30",
-            "planted_aupro_05", "margin_good", "margin_defective", "variance_normal",
-            "variance_anomaly", "token_cosine")  # fmt: skip
-    lines = ["| variant | set | seed | w | tail | AUROC-I | AUROC-P | AUPRO@.3 | AUPRO@.05 | "
-             "margin good | margin def. | var N | var A | cosine |", "|" + "---|" * 14]  # fmt: skip
-    grid: dict[Any, list[Any]] = defaultdict(list)
-    for row in sorted(read_rows(path), key=lambda row: (row["dataset"], row["seed"])):
-        cells = [row.get(k) for k in keys]
-        text = [
-            "–" if c is None else f"{100 * c:.1f}" if i < 4 else f"{c:.2f}"
-            for i, c in enumerate(cells)
-        ]
+    metrics = ("planted_pixel_auroc", "planted_aupro_30", "planted_aupro_05")
+    rows = sorted(read_rows(path), key=lambda row: (row["dataset"], row["seed"]))
+    every = []
+    for row in rows:
         if row["weight"] in (None, 0.025) and row["tail"] in (None, "counting"):
-            lines.append("| " + " | ".join([row["variant"], row["dataset"], str(row["seed"]),
-                         str(row["weight"] or "–"), row["tail"] or "–", *text]) + " |")  # fmt: skip
-        if row["variant"] == CHOSEN:
-            values = [100 * row[k] for k in keys[1:4]]
-            grid[row["dataset"], row["weight"], row["tail"]].append(values)
-    lines += ["", "| set | w | tail | AUROC-P | AUPRO@.3 | AUPRO@.05 |", "|---" * 6 + "|"]
-    for key, values in grid.items():
-        means = [f"{v:.1f}" for v in np.mean(values, axis=0)]
-        lines.append("| " + " | ".join([*map(str, key), *means]) + " |")
-    return "\n".join(lines)
+            ranked = [row.get(key) for key in ("calibration_image_auroc", *metrics)]
+            shown = [row.get(key) for key in DIAGNOSTICS]
+            every.append([
+                row["variant"], row["dataset"], row["seed"], row["weight"] or "–",
+                row["tail"] or "–",
+                *("–" if value is None else f"{100 * value:.1f}" for value in ranked),
+                *("–" if value is None else f"{value:.2f}" for value in shown),
+            ])  # fmt: skip
+    chosen = grouped((r for r in rows if r["variant"] == CHOSEN), "dataset", "weight", "tail")
+    means = [
+        [*key, *(f"{np.mean([100 * row[metric] for row in found]):.1f}" for metric in metrics)]
+        for key, found in chosen.items()
+    ]
+    titles = ["AUROC-P", "AUPRO@.3", "AUPRO@.05"]
+    head = ["variant", "set", "seed", "w", "tail", "AUROC-I", *titles, "margin good",
+            "margin def.", "var N", "var A", "cosine"]  # fmt: skip
+    return (
+        f"{markdown_table(head, every)}\n\n{markdown_table(['set', 'w', 'tail', *titles], means)}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How the source is built: lines, long functions, call depth, and calls from a lower room upwards.
+"""How the source is built: lines, long functions, call depth, and calls of a higher layer.
 
     python -m cdgp_bench.studies.architecture
 
@@ -14,8 +14,11 @@ Trains a few steps on generated surfaces, predicts, and prints one JSON record:
 
 import ast
 import json
+import re
 import sys
 import tempfile
+import tomllib
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -28,17 +31,17 @@ from cdgp_bench.synthetic import make_dataset
 
 SOURCE = Path(cdgp.__file__).parents[1]
 MOST_LINES = 60
-LAYERS = (
-    ("errors", "presets", "files", "progress"),
-    ("method", "data", "metrics"),
-    ("artifact", "audit", "runtimes", "run_folder"),
-    ("inference",),
-    ("training", "evaluation", "export", "ledger"),
-    ("report",),
-    ("workflows",),
-    ("cli",),
-)
-LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+LAW = SOURCE.parent / "pyproject.toml"
+
+
+def levels() -> dict[str, int]:
+    """The level of each part of ``cdgp`` in the import law, 0 the lowest."""
+    law = tomllib.loads(LAW.read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"][0]
+    return {
+        part: level
+        for level, line in enumerate(reversed(law["layers"]))
+        for part in re.findall(r"\w+", line)
+    }
 
 
 def lines_of(package: str) -> int:
@@ -70,13 +73,17 @@ def module_of(frame: FrameType) -> str | None:
 
 def own_callers(frame: FrameType | None) -> list[str]:
     """Our modules on the stack, the innermost first."""
-    found = []
-    while frame is not None:
-        name = module_of(frame)
-        if name is not None:
-            found.append(name)
-        frame = frame.f_back
-    return found
+    frames = [inner for inner, _ in traceback.walk_stack(frame)] if frame else []
+    return [name for name in map(module_of, frames) if name is not None]
+
+
+def profiled(call: Callable[[], object], watch: Callable[[FrameType, str, Any], None]) -> None:
+    """Make a call with Python's profile function set."""
+    sys.setprofile(watch)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
 
 
 def frames_to_torch(call: Callable[[], object]) -> int:
@@ -96,33 +103,24 @@ def frames_to_torch(call: Callable[[], object]) -> int:
         if torch:
             depth.append(len(own_callers(frame)))
 
-    sys.setprofile(watch)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
+    profiled(call, watch)
     return depth[0]
 
 
 def climbs(call: Callable[[], object]) -> list[str]:
     """Pairs of modules of which the lower one calls the higher one."""
     found: set[str] = set()
+    level = levels()
 
     def watch(frame: FrameType, event: str, called: object) -> None:
         name = module_of(frame)
-        if event != "call" or name is None:
-            return
-        callers = own_callers(frame.f_back)
+        callers = own_callers(frame.f_back) if event == "call" and name else []
         if callers:
-            levels = [LEVEL.get(module.split(".")[1], 0) for module in (callers[0], name)]
-            if levels[1] > levels[0]:
+            low, high = (level.get(str(module).split(".")[1], 0) for module in (callers[0], name))
+            if high > low:
                 found.add(f"{callers[0]} -> {name}")
 
-    sys.setprofile(watch)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
+    profiled(call, watch)
     return sorted(found)
 
 

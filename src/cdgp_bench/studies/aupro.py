@@ -24,7 +24,7 @@ from scipy import ndimage
 
 from cdgp.files import write_text
 from cdgp.metrics.regions import aupro
-from cdgp_bench.measure.harness import alternate, in_process, peak_memory, processor
+from cdgp_bench.measure.harness import alternate, in_process, peak_mib, processor
 
 IMAGES, SIDE, REPEATS, LIMITS = 500, 256, 7, (0.3, 0.05)
 OUT = Path("docs/results/aupro.json")
@@ -94,13 +94,6 @@ def measure(way: str, limit: float) -> dict[str, float]:
     value = WAYS[way](maps, masks, limit)
     seconds = time.perf_counter() - start
     return {"value": value, "seconds": seconds, "mib": peak_mib() - before}
-
-
-def peak_mib() -> float:
-    """Highest resident size of this process so far."""
-    peak = peak_memory().mib
-    assert peak is not None, "the peak of a process can be measured on Linux only"
-    return peak
 
 
 def compare(limit: float) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import csv
 import json
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -42,30 +41,18 @@ class Command(NamedTuple):
     begun: str
     """A file in that folder from which the command can go on."""
 
-    def run(self, folder: Path) -> float:
-        """Seconds until its end."""
-        began = time.monotonic()
+    def ended(self, folder: Path, after: float | None = None) -> bool:
+        """Run it, or kill it after so many seconds; whether it ended by itself."""
         command = [*self.arguments, str(folder), *self.resume(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:  # a timeout sends SIGKILL
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=after
+            )
+        except subprocess.TimeoutExpired:
+            return False
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr}")
-        return time.monotonic() - began
-
-    def killed(self, folder: Path, after: float) -> bool:
-        """Start, wait, kill; False where it had ended by itself."""
-        command = [*self.arguments, str(folder), *self.resume(folder)]
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        try:
-            _, errors = process.communicate(timeout=after)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            return True
-        if process.returncode:
-            raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}\n{errors}")
-        return False
+        return True
 
     def resume(self, folder: Path) -> list[str]:
         """--resume where there is something to go on with; else what a person would type."""
@@ -99,13 +86,15 @@ def main() -> None:
         if given.only in (None, command.name):
             print(disturbed(command, out, given.kills), flush=True)
         elif command.name == "train":
-            command.run(out / "train-whole")  # the model that predicts
+            command.ended(out / "train-whole")  # the model that predicts
 
 
 def disturbed(command: Command, out: Path, kills: int) -> str:
     """A table row: how a command that is killed differs from one that is not."""
     whole = out / f"{command.name}-whole"
-    seconds = command.run(whole)
+    began = time.monotonic()
+    command.ended(whole)
+    seconds = time.monotonic() - began
     rng = random.Random(0)
     times: list[float] = []
     differences: list[str] = []
@@ -115,11 +104,11 @@ def disturbed(command: Command, out: Path, kills: int) -> str:
         folder = out / f"{command.name}-{number}"
         for _ in range(min(MOST_KILLS, kills - len(times))):
             after = rng.uniform(0.2, seconds)
-            if not command.killed(folder, after):
+            if command.ended(folder, after):
                 break
             times.append(after)
         while not command.finished(folder):
-            command.run(folder)
+            command.ended(folder)
         differences += compared(whole, folder)
     moments = ", ".join(f"{t:.1f}" for t in times)
     return (f"| {command.name} ({seconds:.0f} s) | {len(times)} in {number} runs | {moments} | "

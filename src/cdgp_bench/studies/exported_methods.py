@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cdgp_bench.measure.harness import PeakMemory, peak_memory, seconds_of
+from cdgp_bench.measure.harness import peak_mib, seconds_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -326,11 +326,7 @@ def _onnx_predictor(path: Path) -> Predict:
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     entry = session.get_inputs()[0].name
 
-    def predict(image: NDArray[np.float32]) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = session.run(None, {entry: image})[0]
-        return found
-
-    return predict
+    return lambda image: session.run(None, {entry: image})[0]
 
 
 def _openvino_predictor(path: Path) -> Predict:
@@ -342,19 +338,11 @@ def _openvino_predictor(path: Path) -> Predict:
                "INFERENCE_PRECISION_HINT": "f32"}  # fmt: skip
     request = openvino.Core().compile_model(network, "CPU", options).create_infer_request()
 
-    def predict(image: NDArray[np.float32]) -> NDArray[np.float32]:
-        found = request.infer([image], share_inputs=True)
-        return next(np.array(part) for part in found.values())
-
-    return predict
+    return lambda image: np.array(next(iter(request.infer([image], share_inputs=True).values())))
 
 
 class Exported:
-    """One method by one way, in the process that measures it.
-
-    Raises:
-        SystemExit: its map is not torch's.
-    """
+    """One method by one way, in the process that measures it; its map must be that of torch."""
 
     def __init__(self, name: str, file: str, folder: Path, images: int) -> None:
         self.image = np.load(folder / "input.npy")
@@ -375,6 +363,4 @@ class Exported:
         for _ in range(warm_ups):
             run()
         times = [1000 * seconds_of(run) for _ in range(timed)]
-        peak: PeakMemory = peak_memory()
-        assert peak.mib is not None, "peak memory can be measured on Linux only"
-        return {"ms": times, "peak_mib": peak.mib, "used": time.process_time() - started}
+        return {"ms": times, "peak_mib": peak_mib(), "used": time.process_time() - started}

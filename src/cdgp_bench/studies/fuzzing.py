@@ -115,11 +115,7 @@ def damaged(seeds: list[bytes], damage: Damage) -> bytes:
 
 
 class Parsers:
-    """The parsers of foreign input; each takes bytes and gives a result or one of our errors.
-
-    Args:
-        folder: where the bytes are written to be read.
-    """
+    """The parsers of foreign input; each takes bytes and gives a result or one of our errors."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -40,15 +40,8 @@ from cdgp.method.graph import Encoders, EvidenceGraph, InferenceGraph
 from cdgp.presets import settings
 from cdgp.runtimes.onnx import OnnxRuntime
 from cdgp.runtimes.openvino import infer_request
-from cdgp_bench.measure.harness import (
-    PAUSE,
-    alternate,
-    in_process,
-    machine,
-    peak_memory,
-    reset_peak_memory,
-    seconds_of,
-)
+from cdgp_bench.measure import harness
+from cdgp_bench.studies import markdown_table
 
 OUT = Path("docs/results/latency.json")
 SIZE = (256, 256)
@@ -148,8 +141,8 @@ def timed(
     runs: dict[str, Callable[[], object]], device: torch.device, count: int
 ) -> dict[str, list[float]]:
     """Seconds of ``count`` runs of each, taking turns."""
-    turns = {name: partial(seconds_of, run, device) for name, run in runs.items()}
-    return alternate(turns, count, WARM_UPS, PAUSE)
+    turns = {name: partial(harness.seconds_of, run, device) for name, run in runs.items()}
+    return harness.alternate(turns, count, WARM_UPS, harness.PAUSE)
 
 
 def on_processor(
@@ -158,7 +151,7 @@ def on_processor(
     """A row for each preset, batch and runtime."""
     pooled: dict[tuple[str, int, str], dict[str, list[float]]] = {}
     for _, preset, batch, runtime in itertools.product(range(rounds), presets, batches, RUNTIMES):
-        times = in_process(one, preset, batch, runtime, threads, runs // rounds)
+        times = harness.in_process(one, preset, batch, runtime, threads, runs // rounds)
         kept = pooled.setdefault((preset, batch, runtime), {})
         for name, values in times.items():
             kept.setdefault(name, []).extend(values)
@@ -192,9 +185,9 @@ def in_torch(
                 for mode in ("eager", "compiled", *(("graph",) if device.type == "cuda" else ())):
                     made = {name: way(module, images, precision, mode)
                             for name, module in parts.items()}  # fmt: skip
-                    reset_peak_memory(device)
+                    harness.reset_peak_memory(device)
                     made["whole"]()
-                    memory, memory_of = peak_memory(device)
+                    memory, memory_of = harness.peak_memory(device)
                     kept = timed(made, device, runs)
                     yield {"device": device.type, "threads": torch.get_num_threads(),
                            "precision": precision, "mode": mode,
@@ -230,19 +223,18 @@ def way(module: nn.Module, images: Tensor, precision: str, mode: str) -> Callabl
 
 def table(found: dict[str, Any]) -> str:
     """The result file as Markdown."""
-    lines = ["| preset | batch | runtime | whole ÷ encoders | ÷ those with the stem once "
-             "| whole, ms (p95) | encoders, ms | n |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = []
     for r in found["rows"]:
         name = r["runtime"] + ("" if (r["precision"], r["mode"]) == ("float32", "eager")
                                else f", {r['precision']}, {r['mode']}")  # fmt: skip
         name += "" if r["device"] == "cpu" else f" ({found['machine'].get('device')})"
-        lines.append(
-            f"| {r['preset']} | {r['batch']} | {name} | {r['ratio']:.2f} "
-            f"| {r['ratio_stem_once']:.2f} | {r['whole_ms']:.1f} "
-            f"({r['whole_p95_ms']:.1f}) | {r['encoders_ms']:.1f} | {r['runs']} |"
-        )
-    return "\n".join(lines)
+        whole = f"{r['whole_ms']:.1f} ({r['whole_p95_ms']:.1f})"
+        ratios = f"{r['ratio']:.2f}", f"{r['ratio_stem_once']:.2f}"
+        lines.append([r["preset"], r["batch"], name, *ratios, whole, f"{r['encoders_ms']:.1f}",
+                      r["runs"]])  # fmt: skip
+    head = ["preset", "batch", "runtime", "whole ÷ encoders", "÷ those with the stem once",
+            "whole, ms (p95)", "encoders, ms", "n"]  # fmt: skip
+    return markdown_table(head, lines)
 
 
 def main() -> None:
@@ -277,7 +269,7 @@ def add_rows(path: Path, new: list[dict[str, Any]]) -> None:
     replaced = {tuple(r[k] for k in keys) for r in new}
     rows = [r for r in old if tuple(r[k] for k in keys) not in replaced] + new
     rows.sort(key=lambda r: [r[k] for k in keys])
-    write_text(path, json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    write_text(path, json.dumps({"machine": harness.machine(), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

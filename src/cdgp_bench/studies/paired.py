@@ -17,7 +17,7 @@ prints the rows as Markdown.
 import argparse
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +26,17 @@ import numpy as np
 from cdgp.errors import CdgpError
 from cdgp.files import atomic_write
 from cdgp.progress import Bars, Progress
+from cdgp_bench import resampling
 from cdgp_bench.grid import METHODS, Run
 from cdgp_bench.plan import Plan, read_plan
 from cdgp_bench.prepare import prepare_all
 from cdgp_bench.protocol import Prepared, SplitKey
-from cdgp_bench.resampling import (
-    LIMITS,
-    Profile,
-    difference,
-    group_draws,
-    profile,
-    region_areas,
-    resampled,
-    weighted_metrics,
-)
+from cdgp_bench.resampling import LIMITS, Profile
 from cdgp_bench.results import NAMES
-from cdgp_bench.rows import (
-    ROWS,
-    Row,
-    hash_of,
-    identity_of,
-    read_rows,
-    wanted_hash,
-    write_rows,
-)
+from cdgp_bench.rows import ROWS, Row, hash_of, identity_of, read_rows, wanted_hash, write_rows
 from cdgp_bench.run import only_one, plan_runs
 from cdgp_bench.scoring import scores_of
+from cdgp_bench.studies import grouped, markdown_table
 
 OURS = ("cdgp", "cdgp_paper")
 SIZES = ("small", "middle", "large")
@@ -137,12 +122,12 @@ def profiled(
     scored = iter(found.maps["final"].maps())
     unused = np.zeros((1, 1), np.float32)  # of images that take no part in the pixel metrics
     maps = [unused if mask is None else next(scored) for mask in found.masks]
-    return profile(maps, found.masks, found.image_scores, found.defective.tolist())
+    return resampling.profile(maps, found.masks, found.image_scores, found.defective.tolist())
 
 
 def check_curves(found: Profile, row: Row) -> None:
     """Check that the curves give the metrics of the row in the tables."""
-    for name, values in weighted_metrics(found, np.ones((1, len(found.scores)))).items():
+    for name, values in resampling.weighted_metrics(found, np.ones((1, len(found.scores)))).items():
         exact = np.nan if row[name] is None else row[name]
         if not np.isclose(values[0], exact, rtol=0, atol=CLOSE, equal_nan=True):
             raise SystemExit(
@@ -154,13 +139,13 @@ def check_curves(found: Profile, row: Row) -> None:
 def pairs(key: SplitKey, methods: dict[str, Profile], part: Prepared) -> list[Row]:
     samples = part.manifest.of("test")
     groups = [s.group or part.manifest.name(s.image) for s in samples]
-    weights = group_draws(groups, seed=key.seed)
-    measured = {method: resampled(one, weights) for method, one in methods.items()}
+    weights = resampling.group_draws(groups, seed=key.seed)
+    measured = {method: resampling.resampled(one, weights) for method, one in methods.items()}
     rows = []
     for ours in (m for m in OURS if m in methods):
         for other in (m for m in methods if m != ours):
             for name in NAMES:
-                value = difference(measured[ours], measured[other], name)
+                value = resampling.difference(measured[ours], measured[other], name)
                 if value is not None:
                     rows.append({
                         "kind": "pair", "dataset": key.dataset, "category": key.category,
@@ -196,7 +181,7 @@ def sizes(
                     "seed": key.seed, "method": method, "size": size,
                     "share_from": ends[index], "share_to": ends[index + 1],
                     "regions": int(chosen.sum()),
-                    **{name: float(region_areas(one, limit)[chosen].mean())
+                    **{name: float(resampling.region_areas(one, limit)[chosen].mean())
                        for name, limit in LIMITS.items()},
                 })  # fmt: skip
     return rows
@@ -220,78 +205,68 @@ def table(rows: Sequence[Row]) -> str:
     return f"{pairs_table(rows)}\n\n{seeds_table(rows)}\n\n{sizes_table(rows)}"
 
 
+def by_method(rows: Iterable[Row], *keys: str) -> list[tuple[tuple[Any, ...], list[Row]]]:
+    """Rows by some keys, sorted by them; methods in the order of the main table."""
+    order = list(METHODS).index
+
+    def place(item: tuple[tuple[Any, ...], list[Row]]) -> list[Any]:
+        named = zip(keys, item[0], strict=True)
+        return [order(value) if key in ("method", "second") else value for key, value in named]
+
+    return sorted(grouped(rows, *keys).items(), key=place)
+
+
+def against_others(rows: Sequence[Row]) -> list[Row]:
+    """Differences of ours from the others, not from each other."""
+    return [row for row in rows if row["kind"] == "pair" and row["second"] not in OURS]
+
+
 def pairs_table(rows: Sequence[Row]) -> str:
     """Mean difference over seeds (and categories), and where its interval lies off zero."""
-    pooled: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        if row["kind"] == "pair" and row["second"] not in OURS:
-            pooled[row["dataset"], row["first"], row["second"], row["metric"]].append(row)
-    lines = [f"| set | first | minus | seeds | {' | '.join(NAMES.values())} |",
-             "|---" * 8 + "|"]  # fmt: skip
-    order = list(METHODS)
-    named = sorted(
-        dict.fromkeys(key[:3] for key in pooled), key=lambda k: (k[0], k[1], order.index(k[2]))
-    )
-    for dataset, first, second in named:
-        of_metric = [pooled[dataset, first, second, metric] for metric in NAMES]
-        cells = " | ".join(_cell(found) if found else "–" for found in of_metric)
-        names = METHODS[first].title, METHODS[second].title
-        seeds = max(len(found) for found in of_metric)
-        lines.append(f"| {dataset} | {names[0]} | {names[1]} | {seeds} | {cells} |")
-    return "\n".join(lines)
+    lines = []
+    for (dataset, *pair), found in by_method(against_others(rows), "dataset", "first", "second"):
+        by_metric = grouped(found, "metric")
+        cells = [_cell(by_metric.get((metric,), [])) for metric in NAMES]
+        seeds = max(map(len, by_metric.values()))
+        lines.append([dataset, *(METHODS[method].title for method in pair), seeds, *cells])
+    return markdown_table(["set", "first", "minus", "seeds", *NAMES.values()], lines)
 
 
 def _cell(found: Sequence[Row]) -> str:
+    if not found:
+        return "–"
     ahead, behind = sum(r["low"] > 0 for r in found), sum(r["high"] < 0 for r in found)
     return f"{100 * np.mean([r['value'] for r in found]):+.1f} ({ahead} / {behind})"
 
 
-SEED_KEYS = ("dataset", "category", "first", "second", "seed", "groups")
-
-
 def seeds_table(rows: Sequence[Row]) -> str:
     """Every difference with its interval."""
-    found: dict[tuple[Any, ...], dict[str, Row]] = defaultdict(dict)
-    for row in rows:
-        if row["kind"] == "pair" and row["second"] not in OURS:
-            found[tuple(row[k] for k in SEED_KEYS)][row["metric"]] = row
-    lines = [f"| set | first | minus | seed | groups | {' | '.join(NAMES.values())} |",
-             "|---" * 9 + "|"]  # fmt: skip
-    order = list(METHODS)
-    for key in sorted(found, key=lambda k: (*k[:3], order.index(k[3]), k[4])):
-        dataset, _, first, second, seed, groups = key
+    lines = []
+    keys = ("dataset", "category", "first", "second", "seed", "groups")
+    for (dataset, _, *pair, seed, groups), found in by_method(against_others(rows), *keys):
+        of_metric = {r["metric"]: r for r in found}
         cells = [
             f"{100 * r['value']:+.1f} [{100 * r['low']:+.1f}, {100 * r['high']:+.1f}]" if r else "–"
-            for r in (found[key].get(metric) for metric in NAMES)
+            for r in map(of_metric.get, NAMES)
         ]
-        names = f"{METHODS[first].title} | {METHODS[second].title}"
-        lines.append(f"| {dataset} | {names} | {seed} | {groups} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        names = [METHODS[method].title for method in pair]
+        lines.append([dataset, *names, seed, groups, *cells])
+    return markdown_table(["set", "first", "minus", "seed", "groups", *NAMES.values()], lines)
 
 
 def sizes_table(rows: Sequence[Row]) -> str:
     """AUPRO by size of region, and the share of false alarms in defective images; seed means."""
-    heads = [f"{size} {name}" for name in ("AUPRO@.3", "AUPRO@.05") for size in SIZES]
-    lines = [f"| set | method | seeds | {' | '.join(heads)} | alarms beside defects |",
-             "|---" * 10 + "|"]  # fmt: skip
-    grouped: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        if row["kind"] != "pair":
-            grouped[row["dataset"], row["method"]].append(row)
-    order = list(METHODS)
-    for (dataset, method), found in sorted(
-        grouped.items(), key=lambda item: (item[0][0], order.index(item[0][1]))
-    ):
-        values = [
-            np.mean([r[key] for r in found if r.get("size") == size])
-            for key in LIMITS
-            for size in SIZES
-        ]
+    lines = []
+    others = (row for row in rows if row["kind"] != "pair")
+    for (dataset, method), found in by_method(others, "dataset", "method"):
+        of_size = {size: [r for r in found if r.get("size") == size] for size in SIZES}
+        values = [np.mean([r[key] for r in of_size[size]]) for key in LIMITS for size in SIZES]
         values.append(np.mean([r["in_defective_pictures"] for r in found if "size" not in r]))
-        cells = " | ".join(f"{100 * v:.1f}" for v in values)
         seeds = len({r["seed"] for r in found})
-        lines.append(f"| {dataset} | {METHODS[method].title} | {seeds} | {cells} |")
-    return "\n".join(lines)
+        cells = [f"{100 * value:.1f}" for value in values]
+        lines.append([dataset, METHODS[method].title, seeds, *cells])
+    heads = [f"{size} {NAMES[key]}" for key in LIMITS for size in SIZES]
+    return markdown_table(["set", "method", "seeds", *heads, "alarms beside defects"], lines)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python -m cdgp_bench.studies.readme_images --work runs/readme
 
-Trains once (minutes; a finished WORK/run is used again) and writes docs/images/what_it_does.png
-and docs/images/report.png. The second is a screenshot of the run's report, taken by Chromium
+Trains once (minutes; a finished WORK/surfaces is used again) and writes what_it_does.png and
+report.png to docs/images. The second is a screenshot of the run's report, taken by Chromium
 (Debian: apt-get install chromium).
 """
 

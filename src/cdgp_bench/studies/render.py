@@ -12,7 +12,6 @@ import argparse
 import json
 import re
 import shutil
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -21,12 +20,13 @@ import numpy as np
 from cdgp_bench.grid import METHODS
 from cdgp_bench.page import render
 from cdgp_bench.plan import read_plan
-from cdgp_bench.results import PIXEL
+from cdgp_bench.results import NAMES, PIXEL
 from cdgp_bench.rows import COSTS, ROWS, Row, read_rows
 from cdgp_bench.scoring import METRICS
+from cdgp_bench.studies import grouped, markdown_table
 from cdgp_bench.studies.ablation import table as ablation_table
 from cdgp_bench.studies.latency import table as latency_table
-from cdgp_bench.studies.paired import pairs_table, seeds_table, sizes_table
+from cdgp_bench.studies.paired import by_method, pairs_table, seeds_table, sizes_table
 from cdgp_bench.studies.side_by_side import table as side_by_side_table
 
 RESULTS = Path("docs/results")
@@ -109,47 +109,36 @@ def fill(pages: Iterable[Path], found: dict[str, str]) -> None:
 
 def headline(rows: Sequence[Row]) -> str:
     """Mean ± sample standard deviation (x 100) over seeds, a line a set and method."""
-    grouped: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        if row["status"] == "ok" and METHODS[row["method"]].supervision != "control":
-            grouped[row["dataset"], row["method"]].append(row)
-    lines = [
-        "| set | method | seeds | AUROC-I | AUROC-P | AUPRO@.3 | AUPRO@.05 | ECE | s |",
-        "|" + "---|" * 9,
-    ]
-    order = list(METHODS)
-    for (dataset, method), cells in sorted(
-        grouped.items(), key=lambda item: (item[0][0], order.index(item[0][1]))
-    ):
+    ranked = [
+        r for r in rows
+        if r["status"] == "ok" and METHODS[r["method"]].supervision != "control"
+    ]  # fmt: skip
+    lines = []
+    for (dataset, method), found in by_method(ranked, "dataset", "method"):
         name = METHODS[method].title
-        collapsed = sum(not c["facts"].get("separated", True) for c in cells)
+        collapsed = sum(not r["facts"].get("separated", True) for r in found)
         if collapsed:
             name += f" ({collapsed} did not separate)"
-        values = [mean_std([c[key] for c in cells]) for key in METRICS]
-        values.append(mean_std([c.get("image_ece") for c in cells]))
-        seconds = np.mean([c["seconds"] for c in cells])
-        lines.append(
-            f"| {dataset} | {name} | {len(cells)} | " + " | ".join(values) + f" | {seconds:.0f} |"
-        )
-    return "\n".join(lines)
+        values = [mean_std([r[key] for r in found]) for key in METRICS]
+        values.append(mean_std([r.get("image_ece") for r in found]))
+        seconds = np.mean([r["seconds"] for r in found])
+        lines.append([dataset, name, len(found), *values, f"{seconds:.0f}"])
+    return markdown_table(["set", "method", "seeds", *NAMES.values(), "ECE", "s"], lines)
 
 
 def comparison(rows: Sequence[Row]) -> str:
     """The README's short table: mean ± sample standard deviation (x 100), sets side by side."""
-    columns = {
-        "image_auroc": "AUROC-I",
-        "pixel_aupro_30": "AUPRO@.3",
-        "pixel_aupro_05": "AUPRO@.05",
-    }
+    metrics = ("image_auroc", "pixel_aupro_30", "pixel_aupro_05")
+    found = grouped((r for r in rows if r["status"] == "ok"), "dataset", "method")
     sets = sorted({row["dataset"] for row in rows})
-    heads = [f"{name}: {title}" for name in sets for title in columns.values()]
-    lines = ["| method | " + " | ".join(heads) + " |", "|---" * (1 + len(heads)) + "|"]
-    for method in SHORT:
-        found = [r for r in rows if r["method"] == method and r["status"] == "ok"]
-        values = [mean_std([r[key] for r in found if r["dataset"] == name])
-                  for name in sets for key in columns]  # fmt: skip
-        lines.append(f"| {METHODS[method].title} | " + " | ".join(values) + " |")
-    return "\n".join(lines)
+    head = ["method", *(f"{name}: {NAMES[metric]}" for name in sets for metric in metrics)]
+    return markdown_table(head, [
+        [METHODS[method].title, *(
+            mean_std([r[metric] for r in found.get((name, method), [])])
+            for name in sets for metric in metrics
+        )]
+        for method in SHORT
+    ])  # fmt: skip
 
 
 def mean_std(values: Sequence[float | None]) -> str:
@@ -167,81 +156,75 @@ def mean(values: Sequence[float | None]) -> str:
 
 def aupro_table(path: Path) -> str:
     """Our exact AUPRO against a full sort."""
-    lines = ["| limit | full sort | cdgp | times faster | memory |", "|---|---|---|---|---|"]
-    for row in json.loads(path.read_text())["rows"]:
-        cells = [
-            f"{row[side]['seconds']:.2f} s, {row[side]['peak_mib']:.0f} MiB"
-            for side in ("full sort", "cdgp")
-        ]
-        lines.append(
-            f"| {row['limit']} | {cells[0]} | {cells[1]} | {row['times_faster']:.1f} | "
-            f"{100 * row['memory_share']:.0f} % |"
-        )
-    return "\n".join(lines)
+    return markdown_table(
+        ["limit", "full sort", "cdgp", "times faster", "memory"],
+        [
+            [
+                row["limit"],
+                *(f"{row[side]['seconds']:.2f} s, {row[side]['peak_mib']:.0f} MiB"
+                  for side in ("full sort", "cdgp")),
+                f"{row['times_faster']:.1f}", f"{100 * row['memory_share']:.0f} %",
+            ]
+            for row in json.loads(path.read_text())["rows"]
+        ],
+    )  # fmt: skip
 
 
 def doctor_table(rows: Sequence[Row]) -> str:
     """What `cdgp check` finds on the two sets, and how many flipped labels."""
-    lines = [
-        "| set | images | near pairs | found | reported beyond them | of which another part | "
-        "byte duplicates | empty masks | strongest shortcut |",
-        "|---" * 9 + "|",
-    ]
-    for r in (r for r in rows if r["kind"] == "check"):
-        fact, auroc = max(r["shortcuts"].items(), key=lambda item: item[1])
-        lines.append(
-            f"| {r['dataset']} | {r['pictures']} | {r['near_pairs_by_brute_force']} | {r['found']} "
-            f"| {r['false_alarms']} | {r['false_alarms_of_another_group']} | {r['byte_copies']} | "
-            f"{r['empty_masks']} | {fact}, AUROC {auroc:.3f} |"
-        )
-    lines += ["", "| set | draw | flipped | in the first 5 % | share |", "|---" * 5 + "|"]
-    lines += [
-        f"| {r['dataset']} | {r['draw']} | {r['flipped']} | {r['found']} | "
-        f"{100 * r['share']:.0f} % |"
+    keys = ("dataset", "pictures", "near_pairs_by_brute_force", "found", "false_alarms",
+            "false_alarms_of_another_group", "byte_copies", "empty_masks")  # fmt: skip
+    checks = []
+    for row in (r for r in rows if r["kind"] == "check"):
+        fact, auroc = max(row["shortcuts"].items(), key=lambda item: item[1])
+        checks.append([*(row[key] for key in keys), f"{fact}, AUROC {auroc:.3f}"])
+    flips = [
+        [r["dataset"], r["draw"], r["flipped"], r["found"], f"{100 * r['share']:.0f} %"]
         for r in rows if r["kind"] == "flips"
     ]  # fmt: skip
-    return "\n".join(lines)
+    head = ["set", "images", "near pairs", "found", "reported beyond them",
+            "of which another part", "byte duplicates", "empty masks",
+            "strongest shortcut"]  # fmt: skip
+    flips_head = ["set", "draw", "flipped", "in the first 5 %", "share"]
+    return f"{markdown_table(head, checks)}\n\n{markdown_table(flips_head, flips)}"
 
 
 def stream_table(rows: Sequence[Row]) -> str:
     """Memory and time of streaming predictions."""
-    lines = ["| images | peak memory | seconds a 1,000 |", "|---" * 3 + "|"]
-    lines += [
-        f"| {r['pictures']:,} | {r['peak_mib']:.0f} MiB | {r['seconds_a_1000']:.1f} |" for r in rows
-    ]
-    return "\n".join(lines)
+    return markdown_table(
+        ["images", "peak memory", "seconds a 1,000"],
+        [[f"{r['pictures']:,}", f"{r['peak_mib']:.0f} MiB", f"{r['seconds_a_1000']:.1f}"]
+         for r in rows],
+    )  # fmt: skip
 
 
 def branches_table(rows: Sequence[Row]) -> str:
     """What each branch localises alone, mean over seeds."""
-    lines = ["| set | map | AUROC-P | AUPRO@.3 | AUPRO@.05 |", "|---|---|---|---|---|"]
-    chosen = [r for r in rows if r["method"] == "cdgp"]
-    for dataset in sorted({r["dataset"] for r in chosen}):
-        cells = [r for r in chosen if r["dataset"] == dataset]
-        for name in ("residual", "dominance", "surprisal"):
-            values = [[c["branches"][name].get(k) for c in cells] for k in PIXEL]
-            lines.append(f"| {dataset} | {name} | " + " | ".join(map(mean, values)) + " |")
-        values = [[c[k] for c in cells] for k in PIXEL]
-        lines.append(f"| {dataset} | final | " + " | ".join(map(mean, values)) + " |")
-    return "\n".join(lines)
+    lines = []
+    for (dataset,), found in sorted(grouped(of_cdgp(rows), "dataset").items()):
+        for name in ("residual", "dominance", "surprisal", "final"):
+            maps = [r if name == "final" else r["branches"][name] for r in found]
+            lines.append([dataset, name, *(mean([m.get(key) for m in maps]) for key in PIXEL)])
+    return markdown_table(["set", "map", *(NAMES[key] for key in PIXEL)], lines)
 
 
 def kinds_table(rows: Sequence[Row]) -> str:
     """Each kind of defect of `magnetic_tile`, mean over seeds: where which map wins."""
-    maps = ("residual", "dominance", "final")
-    lines = [
-        "| kind | " + " | ".join(f"{m} {k}" for k in ("AUPRO@.3", "AUROC-P") for m in maps) + " |",
-        "|---" * 7 + "|",
-    ]
-    chosen = [r for r in rows if (r["method"], r["dataset"]) == ("cdgp", "magnetic_tile")]
-    for kind in sorted({k for r in chosen for k in r["kinds"]["final"]}):
-        cells = [
-            mean([r["kinds"][m].get(kind, {}).get(key) for r in chosen])
-            for key in ("pixel_aupro_30", "pixel_auroc")
-            for m in maps
-        ]
-        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    columns = [(map_, key) for key in ("pixel_aupro_30", "pixel_auroc")
+               for map_ in ("residual", "dominance", "final")]  # fmt: skip
+    found = [r for r in of_cdgp(rows) if r["dataset"] == "magnetic_tile"]
+    return markdown_table(
+        ["kind", *(f"{map_} {NAMES[key]}" for map_, key in columns)],
+        [
+            [kind, *(mean([r["kinds"][map_].get(kind, {}).get(key) for r in found])
+                     for map_, key in columns)]
+            for kind in sorted({k for r in found for k in r["kinds"]["final"]})
+        ],
+    )  # fmt: skip
+
+
+def of_cdgp(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["method"] == "cdgp"]
 
 
 if __name__ == "__main__":

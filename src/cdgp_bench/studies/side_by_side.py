@@ -33,6 +33,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ import numpy as np
 
 from cdgp.files import write_text
 from cdgp_bench.measure.harness import Worker, in_process, machine
+from cdgp_bench.studies import markdown_table
 from cdgp_bench.studies.exported_methods import (
     METHODS,
     SIDE,
@@ -211,13 +213,9 @@ def record(
 
 
 def row_of(name: str, about: Facts, sessions: list[dict[Way, Facts]], most: int) -> Facts:
-    """A method with the fastest file of each runtime.
+    """A method with the fastest file of each runtime; its facts get the times of each export.
 
-    Args:
-        name: of the method.
-        about: its facts; the times of each export are added to them.
-        sessions: by way.
-        most: runs of a way that was timed to the end.
+    ``most`` is the number of runs of a way that was timed to the end.
     """
     by_file = {file: [s[name, file] for s in sessions if (name, file) in s]
                for of, file in sessions[0] if of == name}  # fmt: skip
@@ -247,32 +245,29 @@ def _sessions(row: Facts, runtime: str) -> list[Facts]:
 
 def table(found: Facts) -> str:
     """The result as a Markdown table, ratios first."""
-    lines = [
-        "| method | CDGP's latency ÷ its | CDGP's memory ÷ its | CDGP's ÷ its in torch "
-        "| best runtime | ms (95 %) | onnxruntime ms | OpenVINO ms | torch ms | peak MiB |",
-        "|" + "---|" * 10,
-    ]
 
-    def each(values: list[float], form: str) -> str:
+    def each(values: Iterable[float], form: str) -> str:
         return " / ".join(format(value, form) for value in values)
 
-    def medians(row: Facts, runtime: str) -> str:
-        if runtime not in row["runtimes"]:
-            return "–"
-        return each([s["median_ms"] for s in _sessions(row, runtime)], ".1f")
+    def of(row: Facts, runtime: str, key: str, form: str) -> str:
+        known = runtime in row["runtimes"]
+        return each((s[key] for s in _sessions(row, runtime)), form) if known else "–"
 
-    for row in found["rows"]:
-        best = _sessions(row, row["best"])
-        lines.append(
-            f"| {row['title']} | {each(row['latency_ratio'], '.2f')} "
-            f"| {each(row['memory_ratio'], '.2f')} | {each(row['torch_ratio'], '.2f')} "
-            f"| {row['best']} "
-            f"| {each([s['median_ms'] for s in best], '.1f')} "
-            f"({each([s['p95_ms'] for s in best], '.1f')}) "
-            f"| {medians(row, 'onnxruntime')} | {medians(row, 'openvino')} "
-            f"| {medians(row, 'torch')} | {each([s['peak_mib'] for s in best], '.0f')} |"
-        )
-    return "\n".join(lines)
+    lines = [
+        [
+            row["title"],
+            *(each(row[f"{ratio}_ratio"], ".2f") for ratio in ("latency", "memory", "torch")),
+            row["best"],
+            f"{of(row, row['best'], 'median_ms', '.1f')} ({of(row, row['best'], 'p95_ms', '.1f')})",
+            *(of(row, runtime, "median_ms", ".1f") for runtime in RUNTIMES),
+            of(row, row["best"], "peak_mib", ".0f"),
+        ]
+        for row in found["rows"]
+    ]
+    head = ["method", "CDGP's latency ÷ its", "CDGP's memory ÷ its", "CDGP's ÷ its in torch",
+            "best runtime", "ms (95 %)", "onnxruntime ms", "OpenVINO ms", "torch ms",
+            "peak MiB"]  # fmt: skip
+    return markdown_table(head, lines)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from cdgp.presets import settings
 from cdgp.progress import Bars
 from cdgp.workflows import train_run
 from cdgp_bench.measure.harness import CommandCost, command_cost, machine
 from cdgp_bench.rows import write_rows
-from cdgp_bench.synthetic import make_dataset, make_surface
+from cdgp_bench.synthetic import make_dataset, make_surface, save
 
 OUT = Path("docs/results/stream.jsonl")
 SIZE = (80, 96)
@@ -68,7 +67,7 @@ def make_images(folder: Path, count: int) -> list[Path]:
         for i in range(count):
             image = np.roll(base, (i % 80, i // 80 % 96), (0, 1)) * (0.8 + 0.2 * (i % 7) / 7)
             path = folder / f"{i:06d}.png"
-            Image.fromarray(np.rint(image * 255).astype(np.uint8)).save(path)
+            save(path, image)
             made.append(path)
             advance()
     return made

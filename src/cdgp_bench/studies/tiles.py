@@ -41,7 +41,7 @@ from cdgp.workflows import train_run
 from cdgp_bench.figures import COLOURS, new_figure, save_figure
 from cdgp_bench.measure.harness import machine
 from cdgp_bench.studies.streaming import cost_of
-from cdgp_bench.synthetic import make_dataset, make_surface, plant_defect
+from cdgp_bench.synthetic import make_dataset, make_surface, plant_defect, save
 
 OUT, RESULTS = Path("runs/tiles"), Path("docs/results")
 WINDOW = (256, 256)
@@ -184,9 +184,8 @@ def times(megapixels: Sequence[float]) -> None:
 def memory() -> None:
     """Peak of one prediction in a process of its own, overlay and report included."""
     path = OUT / "large" / "large.png"
-    path.parent.mkdir(exist_ok=True)
     if not path.is_file():
-        Image.fromarray(np.rint(big_image() * 255).astype(np.uint8)).save(path)
+        save(path, big_image())
     shutil.rmtree(OUT / "predicted", ignore_errors=True)
     seconds, peak = cost_of(["predict", OUT / "run", path, "--out", OUT / "predicted", "--quiet"])
     overlay = OUT / "predicted" / "overlays" / "large.png.png"

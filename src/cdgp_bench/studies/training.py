@@ -69,12 +69,7 @@ class Clock(Quiet):
 
 
 def stage(kind: type[torch.nn.Module], train: Callable[[Clock], object]) -> dict[str, Any]:
-    """Losses and seconds of a stage's first steps.
-
-    Args:
-        kind: the module that is trained; each call of it returns the loss first.
-        train: runs the stage.
-    """
+    """Losses and seconds of a stage's first steps; calls of its module return the loss first."""
     losses: list[float] = []
     forward = kind.forward
 

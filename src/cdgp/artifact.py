@@ -2,7 +2,7 @@
 
 Metadata (JSON strings): ``format``, ``version``, ``settings``, ``calibration`` (the numbers),
 ``decision`` and ``provenance``. Nothing in it can run code. A file that is damaged, foreign or of a
-newer format is refused.
+another version is a ModelFileError.
 """
 
 import json
@@ -46,22 +46,13 @@ class Model(NamedTuple):
 
 
 def save(path: Path, model: Model) -> None:
-    """Write a model file whole.
-
-    Raises:
-        OutputError: the place cannot be written.
-    """
+    """Write a model file whole."""
     calibration = model.calibration
     tail = calibration.tail
     numbers = {
         "dominance": calibration.dominance._asdict(),
         "residual": calibration.residual._asdict(),
-        "tail": {
-            "start": _null(tail.start),
-            "shape": _null(tail.shape),
-            "scale": _null(tail.scale),
-            "floor": tail.floor,
-        },
+        "tail": {k: _null(v) for k, v in tail._asdict().items() if k != "scores"},
         "image": calibration.image._asdict(),
         "fusion_weight": calibration.fusion_weight,
         "image_weight": calibration.image_weight,
@@ -114,11 +105,7 @@ def load(path: Path) -> Model:
 
 
 def decision_of(values: dict[str, Any]) -> Decision:
-    """A decision from its stored values.
-
-    Raises:
-        ValueError: they are no rule to decide by.
-    """
+    """A decision from its stored values; ValueError where they are no rule to decide by."""
     decision = Decision(**values)
     bound = decision.false_reject_bound
     _check_numbers({"threshold": decision.threshold, "bound": 0 if bound is None else bound})
@@ -128,11 +115,7 @@ def decision_of(values: dict[str, Any]) -> Decision:
 
 
 def image_calibrator_of(values: dict[str, Any]) -> ImageCalibrator:
-    """An image calibrator from its stored values.
-
-    Raises:
-        ValueError: one of them is no number.
-    """
+    """An image calibrator from its stored values; ValueError where one is no number."""
     _check_numbers({k: v for k, v in values.items() if k != "notes"})
     return ImageCalibrator(**values | {"notes": tuple(values["notes"])})
 

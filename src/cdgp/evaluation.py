@@ -1,9 +1,7 @@
 """Scored images as rows, and the metrics of labelled ones."""
 
-import csv
 import json
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ from numpy.typing import NDArray
 
 from cdgp.data.images import read_masks, resize_mask
 from cdgp.data.manifest import Sample
-from cdgp.files import atomic_write, printable
+from cdgp.files import printable, write_csv
 from cdgp.inference import Detector, Prediction, Region
 from cdgp.metrics.ranking import Measure, image_auroc, pixel_auroc
 from cdgp.metrics.regions import aupro
@@ -26,11 +24,9 @@ class ScoredImage:
     """One row of ``scores.csv``."""
 
     name: str
-    """As the manifest names it."""
     path: Path
     split: str | None
     defective: bool | None
-    """Its label; None where it has none."""
     pred_score: float
     pred_label: bool
     regions: tuple[Region, ...]
@@ -70,53 +66,6 @@ class MapFile:
         ends = np.cumsum([h * w for h, w in self._shapes])
         parts = np.split(flat, ends[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
-
-
-class Evaluation:
-    """Collects scored, labelled images one by one; gives the metrics over all of them.
-
-    The pixel metrics take every good image (all of it unmarked) and every defective image with a
-    marked mask, at the images' own sizes. A defective image without a mask, or with an empty one,
-    counts in the image metrics alone and is listed in the notes.
-
-    Args:
-        detector: that scores the images.
-    """
-
-    def __init__(self, detector: Detector) -> None:
-        self.rows: list[ScoredImage] = []
-        self._detector = detector
-        self._samples: list[Sample] = []
-        self._maps, self._masks, self._names = MapFile(), list[NDArray[np.bool_]](), list[str]()
-        self._notes: dict[str, list[str]] = defaultdict(list)
-
-    def add(self, row: ScoredImage, sample: Sample, anomaly_map: NDArray[np.float32]) -> None:
-        """Take one image; its masks are read only now, after it is scored.
-
-        Args:
-            row: of the image.
-            sample: with the label and masks.
-            anomaly_map: (H, W) of the original image.
-
-        Raises:
-            ImageError: a mask that cannot be read.
-        """
-        self.rows.append(row)
-        self._samples.append(sample)
-        size = (anomaly_map.shape[0], anomaly_map.shape[1])
-        mask = true_mask(sample, size, size, row.name, self._notes)
-        if mask is not None:
-            self._maps.append(anomaly_map)
-            self._masks.append(mask)
-            self._names.append(row.name)
-
-    def metrics(self) -> dict[str, Any]:
-        """The metrics as ``metrics.json`` holds them."""
-        return {
-            **image_metrics(self.rows, self._detector),
-            **pixel_metrics(self._maps.maps(), self._masks, self._names),
-            "notes": odd_images(self._notes, self._samples),
-        }
 
 
 def true_mask(
@@ -207,15 +156,15 @@ def _with_reason(name: str, measure: Measure) -> dict[str, Any]:
 def write_scores(path: Path, rows: Iterable[ScoredImage]) -> None:
     """Write ``scores.csv``: image, split, label, pred_score, pred_label, regions (JSON)."""
     words = {True: "defective", False: "good", None: ""}
-    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as f:
-        table = csv.writer(f)
-        table.writerow(["image", "split", "label", "pred_score", "pred_label", "regions"])
-        for row in rows:
-            table.writerow([
-                printable(row.name),
-                row.split or "",
-                words[row.defective],
-                repr(row.pred_score),  # the shortest text that reads back as the same number
-                words[row.pred_label],
-                json.dumps([asdict(region) for region in row.regions]),
-            ])  # fmt: skip
+    cells = (
+        (
+            printable(row.name),
+            row.split or "",
+            words[row.defective],
+            repr(row.pred_score),  # the shortest text that reads back as the same number
+            words[row.pred_label],
+            json.dumps([asdict(region) for region in row.regions]),
+        )
+        for row in rows
+    )
+    write_csv(path, ["image", "split", "label", "pred_score", "pred_label", "regions"], cells)

@@ -6,8 +6,7 @@ bilinearly with antialiasing. Before anything is written, the runtime that the f
 real images beside torch, in batches of 1, 3 and 5.
 """
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -24,13 +23,13 @@ from cdgp.data.images import read_image, to_input
 from cdgp.data.layouts import walk_images
 from cdgp.data.manifest import Manifest, read_csv
 from cdgp.errors import DataError, ModelFileError, OutputError, SettingsError
-from cdgp.files import absolute, digest, subsample_evenly
+from cdgp.files import digest, subsample_evenly
 from cdgp.method.backbone import STRIDES
 from cdgp.method.network import Outputs
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.run_folder import MANIFEST, model_file
+from cdgp.run_folder import MANIFEST, check_writable, model_file
 from cdgp.runtimes import INPUT, require_package
 from cdgp.runtimes.card import card_of, to_metadata
 from cdgp.runtimes.onnx import OnnxRuntime
@@ -76,8 +75,7 @@ class ExportOptions:
         out: the file to write, ending in .onnx or .xml; OpenVINO puts a .bin beside it.
         input_size: of the graph's input.
         opset: ONNX operator set.
-        int8: quantise the network to 8 bits, for OpenVINO; the differences are then measured and
-            stored, and no tolerance holds.
+        int8: quantise the network to 8 bits, for OpenVINO; no tolerance holds then.
         overwrite: replace an earlier file.
     """
 
@@ -119,7 +117,6 @@ def export(
     Args:
         model: the model file, or the folder of its run.
         options: what to write, and where.
-        progress: shows the phases.
         images: image files and folders to compare on; the images of the run where none are given.
 
     Raises:
@@ -138,7 +135,14 @@ def export(
         proto = to_onnx(reference.graph, size, free, options.opset)
         advance()
     read = partial(network_input, settings=resized.settings)
-    runtime = _new_runtime(proto, options, source.fitted, read, progress)
+    runtime: OnnxRuntime | OpenVinoRuntime
+    if options.target == "onnx":
+        runtime = OnnxRuntime(proto.SerializeToString())
+    else:
+        network = to_openvino(proto, options.opset)
+        if options.int8:
+            network = quantised(network, source.fitted, read, progress)
+        runtime = OpenVinoRuntime(network)
     with progress.phase("Comparing with torch", len(source.compared) * len(BATCHES)) as advance:
         inputs = map(read, source.compared)
         parity = compare(reference, runtime, inputs, resized, BATCHES, advance)
@@ -155,11 +159,7 @@ def export(
 
 
 def check_options(options: ExportOptions) -> None:
-    """Check, before any work, what can be known of an export beforehand.
-
-    Raises:
-        SettingsError, OutputError: see ``export``.
-    """
+    """Check, before any work, what can be known of an export beforehand; see ``export``."""
     target, out, size = options.target, options.out, options.input_size
     if target not in TARGETS:
         raise SettingsError(f"--to {target!r}: there are {' and '.join(TARGETS)}")
@@ -179,26 +179,14 @@ def check_options(options: ExportOptions) -> None:
     newest = require_package("onnx").defs.onnx_opset_version()
     if not OPSET <= options.opset <= newest:
         raise SettingsError(f"--opset {options.opset}: {OPSET} to {newest} can be written")
-    _check_place(out, options.overwrite)
-
-
-def _check_place(out: Path, overwrite: bool) -> None:
     for path in (out, out.with_suffix(".bin")) if out.suffix == ".xml" else (out,):
-        if path.exists() and not overwrite:
+        if path.exists() and not options.overwrite:
             raise OutputError(f"{path}: exists; choose another --out or give --overwrite")
-    nearest = next(place for place in (out.parent, *absolute(out).parents) if place.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise OutputError(f"{out}: cannot be written: no right to write into {nearest}")
+    check_writable(out, out.parent)
 
 
 def read_source(path: Path, images: Sequence[Path] = ()) -> Source:
-    """A model with the calibration and fit images of its run, or with given images for both.
-
-    Raises:
-        ModelFileError: see ``artifact.load``.
-        SettingsError: the model cuts images into windows.
-        DataError: no images.
-    """
+    """A model with the calibration and fit images of its run, or with given images for both."""
     path = model_file(path)
     for place in images:
         if not place.exists():
@@ -254,28 +242,8 @@ def network_input(image: Path, settings: Settings) -> Tensor:
     return to_input(read_image(image, settings.data.white_level), settings.input_size)
 
 
-def _new_runtime(
-    proto: Any,
-    options: ExportOptions,
-    fitted: Sequence[Path],
-    read: Callable[[Path], Tensor],
-    progress: Progress,
-) -> OnnxRuntime | OpenVinoRuntime:
-    """The runtime of the file that is to be written, with the graph in memory."""
-    if options.target == "onnx":
-        return OnnxRuntime(proto.SerializeToString())
-    network = to_openvino(proto, options.opset)
-    if options.int8:
-        network = quantised(network, fitted, read, progress)
-    return OpenVinoRuntime(network)
-
-
 def check_parity(parity: Parity, out: Path, runtime: str) -> None:
-    """Check that the numbers are those of torch.
-
-    Raises:
-        ModelFileError: one of them moves by more than ``TOLERANCE``.
-    """
+    """Raise ModelFileError where a number moves by more than ``TOLERANCE`` against torch."""
     if not parity.worst <= TOLERANCE:
         raise ModelFileError(
             f"{out}: not written: {runtime} and torch differ by {parity.worst:.2g} on "
@@ -299,7 +267,7 @@ def _aurocs(parity: Parity, defective: Sequence[bool], runtime: str) -> dict[str
 def describe(
     exported: Exported, options: ExportOptions, model: Model, source: Path
 ) -> dict[str, Any]:
-    """What an exported file says of itself: its input and outputs, its parity, its origin."""
+    """The record in an exported file: its input and outputs, its parity, its origin."""
     free = options.input_size == "free"
     sides = ("height", "width") if free else model.settings.input_size
     packages = ("torch", "onnx", exported.runtime)

@@ -1,9 +1,10 @@
 """Files written whole or not at all; digests, paths, and texts that any reader can show."""
 
+import csv
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -47,18 +48,14 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file whole.
-
-    Raises:
-        OutputError: the place cannot be written.
-    """
+    """Write a safetensors file whole; errors as ``atomic_write``."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    copies = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+    stored = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
     with atomic_write(path) as temporary:
         try:
-            save_file(copies, temporary, metadata=dict(metadata))
+            save_file(stored, temporary, metadata=dict(metadata))
         except SafetensorError as error:  # a full disk, for one, is no OSError there
             raise OutputError(f"{path}: cannot be written: {error}") from error
 
@@ -77,6 +74,14 @@ def write_text(path: Path, text: str, errors: str = "strict") -> None:
     """Write a UTF-8 text file whole, its line ends as they are."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors=errors, newline="")
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a table whole, row by row, so that it need not fit into memory."""
+    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as f:
+        table = csv.writer(f)
+        table.writerow(header)
+        table.writerows(rows)
 
 
 def absolute(path: Path) -> Path:

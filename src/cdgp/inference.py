@@ -80,9 +80,7 @@ class Detector:
     def of(cls, model: artifact.Model, device: torch.device | None = None) -> "Detector":
         """A detector that runs in torch.
 
-        Args:
-            model: a trained model.
-            device: the GPU if there is one, else the processor, where None.
+        Without a device it runs on the GPU where there is one, else on the processor.
         """
         device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         # A faster precision or mode is used only if training compared it with float32 on a GPU.
@@ -92,11 +90,7 @@ class Detector:
 
     @property
     def model(self) -> artifact.Model:
-        """The trained model with its networks.
-
-        Raises:
-            ModelFileError: this detector runs an exported graph.
-        """
+        """The trained model with its networks; ModelFileError where this runs an exported graph."""
         if self._model is None:
             raise ModelFileError("an exported model holds no networks; load model.safetensors")
         return self._model
@@ -133,22 +127,14 @@ class Detector:
         return self.predict_pixels(self.read(image))
 
     def read(self, image: str | Path | NDArray[Any]) -> NDArray[np.float32]:
-        """An image as ``predict_pixels`` takes it: HWC float32 RGB in [0, 1], at its own size.
-
-        Raises:
-            ImageError: see ``predict``.
-        """
+        """An image as ``predict_pixels`` takes it: HWC float32 RGB in [0, 1], at its own size."""
         white_level = self.settings.data.white_level
         if isinstance(image, str | Path):
             return read_image(Path(image), white_level)
         return as_image(image, white_level)
 
     def predict_pixels(self, pixels: NDArray[np.float32]) -> Prediction:
-        """Predict an image that is already read.
-
-        Args:
-            pixels: HWC float32 RGB in [0, 1].
-        """
+        """Predict an image that is already read: HWC float32 RGB in [0, 1]."""
         if self.settings.tile:
             found = self._run_tiled(pixels)
         else:
@@ -235,8 +221,9 @@ def as_image(array: NDArray[Any], white_level: int) -> NDArray[np.float32]:
             f"an array of {array.dtype} with values outside [0, {scale}] or not finite"
         )
     pixels = array.astype(np.float32) / np.float32(scale)
-    return np.ascontiguousarray(np.broadcast_to(pixels[..., None], (*pixels.shape, 3))
-                                if pixels.ndim == 2 else pixels)  # fmt: skip
+    if pixels.ndim == 2:
+        pixels = np.repeat(pixels[..., None], 3, axis=2)
+    return np.ascontiguousarray(pixels)
 
 
 def find_regions(surprisal: NDArray[np.float32], level: float) -> tuple[Region, ...]:

@@ -4,7 +4,6 @@ An SQLite file beside the results. An image is added once its overlay is written
 images of the last second are missing, and are scored again.
 """
 
-import csv
 import json
 import os
 import sqlite3
@@ -17,7 +16,7 @@ from typing import Any
 
 from cdgp.errors import ImageError, OutputError
 from cdgp.evaluation import ScoredImage
-from cdgp.files import atomic_write, printable
+from cdgp.files import printable, write_csv
 from cdgp.inference import Region
 from cdgp.run_folder import LEDGER
 
@@ -80,8 +79,7 @@ class Ledger:
 
     def has(self, name: str) -> bool:
         """Whether an image is scored, or listed as unreadable."""
-        query = "SELECT 1 FROM images WHERE name = ?"
-        return bool(self._all(query, os.fsencode(name)))
+        return bool(self._all("SELECT 1 FROM images WHERE name = ?", os.fsencode(name)))
 
     def __contains__(self, row: object) -> bool:
         return isinstance(row, ScoredImage) and self.has(row.name)
@@ -117,18 +115,9 @@ class Ledger:
             yield os.fsdecode(name), problem
 
     def write_unreadable(self, path: Path) -> None:
-        """Write ``unreadable.csv``: image, problem.
-
-        Raises:
-            OutputError: the place cannot be written.
-        """
-        with (
-            atomic_write(path) as temporary,
-            temporary.open("w", encoding="utf-8", newline="") as f,
-        ):
-            table = csv.writer(f)
-            table.writerow(["image", "problem"])
-            table.writerows((printable(name), problem) for name, problem in self.problems())
+        """Write ``unreadable.csv``: image, problem."""
+        rows = ((printable(name), problem) for name, problem in self.problems())
+        write_csv(path, ["image", "problem"], rows)
 
     def add(self, row: ScoredImage) -> None:
         """Add an image whose files are written."""
@@ -145,11 +134,7 @@ class Ledger:
         self.save()
 
     def save(self) -> None:
-        """Write to disk what is still in memory.
-
-        Raises:
-            OutputError: the disk is full, for example.
-        """
+        """Write to disk what is still in memory."""
         with self._output_errors():
             self._rows.commit()
         self._saved = time.monotonic()

@@ -2,7 +2,7 @@
 
 `paper` is the configuration table of the paper's supplement to the letter, and what the paper
 leaves open is set as `docs/decisions.md` argues. `lite` runs offline and on a laptop's processor.
-Unknown keys are refused with the nearest name that exists.
+Unknown keys are errors that name the nearest key.
 """
 
 import difflib
@@ -258,11 +258,7 @@ def settings(preset: PresetName = "lite", **changes: Any) -> Settings:
         >>> settings("lite", input_size=(128, 128), dual_gp={"steps": 10}).dual_gp.steps
         10
     """
-    if not isinstance(preset, str) or preset not in PRESETS:
-        raise SettingsError(
-            f"preset {preset!r} does not exist; there are: {', '.join(sorted(PRESETS))}"
-        )
-    return _validate(merged(PRESETS[preset], changes), "settings")
+    return _validate(merged(_preset_values(preset), changes), "settings")
 
 
 def read_settings(path: Path, /, **changes: Any) -> Settings:
@@ -271,7 +267,7 @@ def read_settings(path: Path, /, **changes: Any) -> Settings:
     Keys that the file does not name keep the default of its preset (`lite` where it names none).
 
     Raises:
-        SettingsError: the file cannot be read, or holds a key or a value that is refused.
+        SettingsError: the file cannot be read, or holds an unknown key or an impossible value.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -289,19 +285,13 @@ def read_settings(path: Path, /, **changes: Any) -> Settings:
             f"{path}: holds the settings of preset {values['preset']!r}, but {preset!r} is asked "
             "for; leave one of the two out"
         )
-    if not isinstance(preset, str) or preset not in PRESETS:
-        raise SettingsError(
-            f"{path}: preset {preset!r} does not exist; there are: {', '.join(sorted(PRESETS))}"
-        )
-    return _validate(merged(merged(PRESETS[preset], values), changes), str(path))
+    return _validate(
+        merged(merged(_preset_values(preset, f"{path}: "), values), changes), str(path)
+    )
 
 
 def settings_from_json(text: str, source: str) -> Settings:
-    """The complete settings that a model file or a run's ``config.json`` holds.
-
-    Raises:
-        SettingsError: a key is unknown or missing, or a value is refused.
-    """
+    """The settings that a model file or ``config.json`` holds; SettingsError if incomplete."""
     try:
         values = json.loads(text)
     except ValueError as error:
@@ -327,6 +317,13 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
+def _preset_values(preset: Any, place: str = "") -> dict[str, Any]:
+    if not isinstance(preset, str) or preset not in PRESETS:
+        known = ", ".join(sorted(PRESETS))
+        raise SettingsError(f"{place}preset {preset!r} does not exist; there are: {known}")
+    return PRESETS[preset]
+
+
 def _validate(values: Mapping[str, Any], source: str) -> Settings:
     try:
         return Settings.model_validate(values)
@@ -338,36 +335,25 @@ def _validate(values: Mapping[str, Any], source: str) -> Settings:
 def _explain(problem: Any) -> str:
     location = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
-        everywhere = [
-            key if section is None else f"{section}.{key}" for section, key in _known_keys()
-        ]
-        here = _keys_of(location[:-1])
-        unknown = location[-1]
-        if difflib.get_close_matches(unknown, here, n=1, cutoff=0.6) or not everywhere:
-            hint = nearest(unknown, here)
-        else:
-            moved = [name for name in everywhere if name.split(".")[-1] == unknown]
-            close = difflib.get_close_matches(".".join(location), everywhere, n=1, cutoff=0.4)
-            hint = f"did you mean {(moved or close or everywhere)[0]!r}?"
-        return f"unknown key {'.'.join(location)!r}: {hint}"
+        return f"unknown key {'.'.join(location)!r}: {_hint(location)}"
     if not location:
         return str(problem["msg"]).removeprefix("Value error, ")
     return f"{'.'.join(location)} = {problem['input']!r}: {problem['msg']}"
 
 
-def _known_keys() -> list[tuple[str | None, str]]:
-    keys: list[tuple[str | None, str]] = []
-    for name, field in Settings.model_fields.items():
-        section = field.annotation
-        if isinstance(section, type) and issubclass(section, BaseModel):
-            keys += [(name, inner) for inner in section.model_fields]
-        else:
-            keys.append((None, name))
-    return keys
-
-
-def _keys_of(location: list[str]) -> list[str]:
-    section = location[0] if location else None
-    if section is None:
-        return list(Settings.model_fields)
-    return [key for owner, key in _known_keys() if owner == section]
+def _hint(location: list[str]) -> str:
+    """The known key that an unknown one may be meant for: of its section, else of all."""
+    sections = {
+        name: list(field.annotation.model_fields)
+        for name, field in Settings.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }
+    *section, unknown = location
+    here = sections[section[0]] if section else list(Settings.model_fields)
+    if difflib.get_close_matches(unknown, here, n=1, cutoff=0.6):
+        return nearest(unknown, here)
+    everywhere = [name for name in Settings.model_fields if name not in sections]
+    everywhere += [f"{name}.{key}" for name, keys in sections.items() for key in keys]
+    moved = [name for name in everywhere if name.split(".")[-1] == unknown]
+    close = difflib.get_close_matches(".".join(location), everywhere, n=1, cutoff=0.4)
+    return f"did you mean {(moved or close or everywhere)[0]!r}?"

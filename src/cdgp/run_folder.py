@@ -121,17 +121,18 @@ def check_startable(folder: Path, settings: Settings, resume: bool, overwrite: b
                 f"{folder}: exists and is not empty; choose another --out, go on with an "
                 "interrupted run with --resume, or replace it with --overwrite"
             )
-        nearest = next(place for place in (folder, *absolute(folder).parents) if place.exists())
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            raise OutputError(f"{folder}: cannot be written: no right to write into {nearest}")
+        check_writable(folder, folder)
+
+
+def check_writable(out: Path, folder: Path) -> None:
+    """Raise OutputError where ``out`` cannot be written since its folder cannot be made or used."""
+    nearest = next(place for place in (folder, *absolute(folder).parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise OutputError(f"{out}: cannot be written: no right to write into {nearest}")
 
 
 def check_not_both(resume: bool, overwrite: bool) -> None:
-    """Check that --resume and --overwrite are not both given.
-
-    Raises:
-        SettingsError: both are given.
-    """
+    """Raise SettingsError where --resume and --overwrite are both given."""
     if resume and overwrite:
         raise SettingsError("--resume goes on and --overwrite starts again: give one of them")
 
@@ -139,10 +140,7 @@ def check_not_both(resume: bool, overwrite: bool) -> None:
 def check_same_data(folder: Path, manifest_sha256: str, finished: Mapping[str, Any] | None) -> None:
     """Check that a run to resume has the images, labels and split that it began with.
 
-    Args:
-        folder: of the run.
-        manifest_sha256: digest of the manifest now.
-        finished: provenance of the run's model, where it is finished.
+    ``finished`` is the provenance of the run's model, where there is one.
 
     Raises:
         DataError: something has changed since.
@@ -159,11 +157,7 @@ def check_same_data(folder: Path, manifest_sha256: str, finished: Mapping[str, A
 
 
 def clear(folder: Path) -> None:
-    """Make a run's folder, and remove the files of an earlier run; all other files stay.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Make a run's folder, and remove the files of an earlier run; all other files stay."""
     with _output_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / CONFIG).is_file():
@@ -218,11 +212,7 @@ def make_results_folder(
 
 
 def check_not_replaced(folder: Path, names: Collection[str], read: Iterable[Path]) -> None:
-    """Check that sub-folders which are about to be replaced hold nothing that is read.
-
-    Raises:
-        OutputError: one of the paths lies in ``folder / name``.
-    """
+    """Raise OutputError where what is read lies in one of the sub-folders that are replaced."""
     own = [absolute(folder / name) for name in names]
     for path in read:
         if any(path.is_relative_to(place) for place in own):

@@ -21,8 +21,7 @@ SHORTCUT = 0.9
 CHANCE = 0.01
 """Its Mann-Whitney p-value must be below this: a few images are separable by luck."""
 COPIED_TOGETHER = 3600.0
-"""Seconds. Files that all changed within this time were copied together: their times mean nothing.
-"""
+"""Files that all changed within so many seconds were copied together: their times mean nothing."""
 INVERTED = 0.9
 """A mask that marks at least this share of its image may be inverted."""
 GREY_LEVELS = 16
@@ -32,7 +31,6 @@ FEW = {False: 20, True: 10}
 TOO_FEW = 3
 """With fewer groups of a class than this, none can be set aside for both calibration and test."""
 SHOWN = 5
-"""Details that the text of a finding lists."""
 TIME = "time of change"
 
 MASKS: dict[str, tuple[Severity, str]] = {

@@ -40,6 +40,15 @@ DUPLICATES: dict[str, tuple[Severity, str]] = {
                    "into one split"),
 }  # fmt: skip
 
+NEAR_DUPLICATES: dict[str, tuple[Severity, str]] = {
+    "near_leak": ("warning", "on two sides of the stated split: the same part, or one that looks "
+                  "the same, is in training and in test"),
+    "near_duplicates": ("warning", "({images} images) without a group of their own: a split may "
+                        "separate them. Name the part of each image in a column 'group', or let "
+                        "cdgp check --groups write one"),
+    "near_label_conflict": ("note", "with both labels: a small defect, or a wrong label"),
+}  # fmt: skip
+
 
 def exact_duplicates(manifest: Manifest) -> Iterable[Finding]:
     """Pairs with equal bytes or pixels, and pairs of one group on two sides of a stated split."""
@@ -124,7 +133,7 @@ def near_findings(
 ) -> Iterable[Finding]:
     """Clusters across splits, across labels, and across groups where no split is stated."""
     stated = has_splits(manifest.samples)
-    leaks, loose, labels = [], [], []
+    found: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for cluster in near:
         samples = [stats[i].sample for i in cluster]
         names = tuple(manifest.name(s.image) for s in samples)
@@ -132,33 +141,16 @@ def near_findings(
         if sides == {"test"}:
             continue
         if len(sides) > 1:
-            leaks.append(names)
+            found["near_leak"].append(names)
         elif len({s.group for s in samples}) > 1 or samples[0].group is None:
-            loose.append(names)
+            found["near_duplicates"].append(names)
         if len({s.defective for s in samples}) > 1:
-            labels.append(names)
-    if leaks:
-        yield Finding(
-            "near_leak", "warning",
-            f"{count(len(leaks), 'cluster')} of near duplicates on two sides of the stated split: "
-            "the same part, or one that looks the same, is in training and in test",
-            tuple(leaks),
-        )  # fmt: skip
-    if loose:
-        yield Finding(
-            "near_duplicates", "warning",
-            f"{count(len(loose), 'cluster')} of near duplicates ({sum(map(len, loose))} images) "
-            "without a group of their own: a split may separate them. Name the part of each image "
-            "in a column 'group', or let cdgp check --groups write one",
-            tuple(loose),
-        )  # fmt: skip
-    if labels:
-        yield Finding(
-            "near_label_conflict", "note",
-            f"{count(len(labels), 'cluster')} of near duplicates with both labels: a small "
-            "defect, or a wrong label",
-            tuple(labels),
-        )  # fmt: skip
+            found["near_label_conflict"].append(names)
+    for kind, (severity, text) in NEAR_DUPLICATES.items():
+        if clusters := found[kind]:
+            counted = f"{count(len(clusters), 'cluster')} of near duplicates"
+            words = text.format(images=sum(map(len, clusters)))
+            yield Finding(kind, severity, f"{counted} {words}", tuple(clusters))
 
 
 def alike_finding(

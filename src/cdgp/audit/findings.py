@@ -22,13 +22,7 @@ ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
 def audit(scan: Scan, white_level: int, notes: Sequence[str] = ()) -> Audit:
-    """All findings of a data set.
-
-    Arguments:
-        scan: Of the images, with splits and groups where the manifest states them.
-        white_level: The one that the images were read with.
-        notes: What was noticed while the manifest was put together.
-    """
+    """All findings of a data set; `notes` came up while its manifest was put together."""
     manifest, stats = scan.manifest, scan.stats
     near, alike = duplicates.near_duplicates(stats)
     shortcuts = checks.shortcuts(stats)

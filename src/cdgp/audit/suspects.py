@@ -10,7 +10,6 @@ Images are resized to the input size, also where the detector cuts them into til
 changed, and nothing from here reaches a model.
 """
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from sklearn.svm import SVC
 from cdgp.data.groups import group_numbers
 from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import Manifest, WeakSample
-from cdgp.files import atomic_write, printable
+from cdgp.files import printable, write_csv
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
@@ -42,10 +41,8 @@ class Suspect(NamedTuple):
     """An image with the probability that its label is wrong."""
 
     name: str
-    """As the manifest names it."""
     path: Path
     defective: bool
-    """Its label."""
     split: str | None
     probability: float
     """Of being defective, in [0, 1], by a classifier that has not seen the image."""
@@ -85,32 +82,25 @@ def suspects(
 
 
 def write_suspects(path: Path, found: Sequence[Suspect]) -> None:
-    """``suspects.csv``: rank, image, split, label, probability of being defective, doubt.
-
-    Raises:
-        OutputError: the place cannot be written.
-    """
-    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as f:
-        table = csv.writer(f)
-        table.writerow(["rank", "image", "split", "label", "probability", "doubt"])
-        for rank, s in enumerate(found, start=1):
-            table.writerow([
-                rank,
-                printable(s.name),
-                s.split or "",
-                "defective" if s.defective else "good",
-                f"{s.probability:.6f}",
-                f"{s.doubt:.6f}",
-            ])  # fmt: skip
+    """``suspects.csv``: rank, image, split, label, probability of being defective, doubt."""
+    rows = (
+        (
+            rank,
+            printable(s.name),
+            s.split or "",
+            "defective" if s.defective else "good",
+            f"{s.probability:.6f}",
+            f"{s.doubt:.6f}",
+        )
+        for rank, s in enumerate(found, start=1)
+    )
+    write_csv(path, ["rank", "image", "split", "label", "probability", "doubt"], rows)
 
 
 def folds_of(label: NDArray[np.bool_], groups: NDArray[np.int64], seed: int) -> Folds:
     """Up to five folds whose training parts have both classes; none where two are not possible.
 
-    Args:
-        label: (n,) True for defective.
-        groups: (n,) numbers of groups, each of which stays in one fold.
-        seed: of the folds.
+    ``label`` (n,) is True for defective; each of the ``groups`` (n,) stays in one fold.
     """
     most = min(FOLDS, *(len(np.unique(groups[label == value])) for value in (False, True)))
     for count in range(most, 1, -1):
@@ -127,10 +117,8 @@ def probabilities(
 ) -> NDArray[np.float64]:
     """(n,) P(defective) of each image by a classifier that was fitted without its group.
 
-    Args:
-        features: (n, d) of the n0 labelled images, then of images that are judged only.
-        label: (n0,) True for defective.
-        folds: of the labelled images, from ``folds_of``.
+    ``features`` (n, d) are those of the labelled images, which the folds divide, then of images
+    that are judged only.
     """
     count = len(label)
     margins: NDArray[np.float64] = cross_val_predict(

@@ -15,7 +15,7 @@ class Finding(NamedTuple):
     kind: str
     """A stable name, for programs."""
     severity: Severity
-    """An error makes the data unusable, a warning deserves a look, a note is for information."""
+    """An error makes the data unusable, a warning should be read, a note is for information."""
     text: str
     images: tuple[tuple[str, ...], ...] = ()
     """Names as the manifest writes them; those that belong together form one tuple."""
@@ -30,7 +30,6 @@ class Shortcut(NamedTuple):
     p_value: float
     """Two-sided, of the Mann-Whitney test."""
     good: float
-    """Median over good images."""
     defective: float
 
 
@@ -46,7 +45,6 @@ class Audit:
     findings: tuple[Finding, ...]
     """Errors first, then warnings, then notes."""
     shortcuts: tuple[Shortcut, ...]
-    """The strongest first."""
     near: tuple[tuple[str, ...], ...]
     """Clusters of near duplicates, by name."""
     rules: dict[str, float]

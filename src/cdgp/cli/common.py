@@ -20,7 +20,6 @@ P = ParamSpec("P")
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 SHOWN = 5
-"""Names in a note."""
 
 
 def say(text: str) -> None:
@@ -99,7 +98,7 @@ def build_settings(
     """Settings from preset, file, --set and options; the later ones win.
 
     Args:
-        preset: name of a preset; that of the file, or `lite`, where None.
+        preset: that of the file, or `lite`, where None.
         config: a TOML file, or the config.json of a run.
         assignments: the values of --set.
         options: values by ``section.key``; None where an option was not given.

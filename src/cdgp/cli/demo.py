@@ -71,11 +71,7 @@ def _steps(chosen: "Settings") -> str:
 
 
 def solar_cells(per_class: int) -> "Manifest":
-    """Good (defect probability 0) and defective (1) cells, chosen by the digest of their names.
-
-    Raises:
-        DataError: the elpv-dataset package is not installed.
-    """
+    """Good (defect probability 0) and defective (1) cells, chosen by the digest of their names."""
     from cdgp.data.manifest import Manifest, Sample
     from cdgp.errors import DataError
 
@@ -86,16 +82,10 @@ def solar_cells(per_class: int) -> "Manifest":
             "in a clone pip install -e '.[demo]'"
         )
     root = Path(found.origin).parent / "data"
-    names: dict[bool, list[str]] = {False: [], True: []}
-    for line in (root / "labels.csv").read_text(encoding="utf-8").splitlines():
-        name, probability, _ = line.split()
-        if float(probability) in (0.0, 1.0):
-            names[float(probability) == 1.0].append(name)
-    samples = [
-        Sample(image=root / name, defective=defective)
-        for defective, found_names in names.items()
-        for name in sorted(found_names, key=lambda n: hashlib.sha256(n.encode()).digest())[
-            :per_class
-        ]
-    ]
+    rows = [line.split() for line in (root / "labels.csv").read_text(encoding="utf-8").splitlines()]
+    samples: list[Sample] = []
+    for defective in (False, True):
+        names = [name for name, probability, _ in rows if float(probability) == defective]
+        names.sort(key=lambda name: hashlib.sha256(name.encode()).digest())
+        samples += [Sample(image=root / name, defective=defective) for name in names[:per_class]]
     return Manifest(root, tuple(samples))

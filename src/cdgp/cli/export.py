@@ -38,9 +38,9 @@ def export(
 ) -> None:
     """Write a trained model as a file for onnxruntime or OpenVINO.
 
-    Before it is written, the runtime scores real images beside torch, in batches of 1, 3 and 5; a
-    file whose numbers differ by more than 1e-4 is refused. The comparison is stored in the file.
-    predict and evaluate take the file in place of a run.
+    First the runtime scores real images beside torch, in batches of 1, 3 and 5; where numbers
+    differ by more than 1e-4, no file is written. The comparison is stored in the file. predict and
+    evaluate take the file in place of a run.
 
     Examples:
 

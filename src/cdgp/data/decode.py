@@ -21,7 +21,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from cdgp.errors import ImageError, SettingsError
 
 MAX_PIXELS = 178_956_970
-"""Larger images are refused from the header, before decoding (Pillow's own hard limit)."""
+"""Larger images are an error, from the header, before decoding (Pillow's own hard limit)."""
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF")
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")

@@ -16,12 +16,7 @@ from cdgp.errors import DataError
 def connected(count: int, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
     """The connected components of the positions 0..count - 1, single positions included.
 
-    Arguments:
-        count: How many positions there are.
-        pairs: Positions that belong together.
-
-    Returns:
-        The components, each in ascending order, sorted by their first position.
+    Each is in ascending order, and they are sorted by their first position.
 
     Example:
         >>> connected(5, [(3, 1), (4, 3)])
@@ -39,11 +34,7 @@ def connected(count: int, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
 
 
 def group_members(manifest: Manifest, samples: Sequence[Sample]) -> list[list[int]]:
-    """Positions of the samples that must stay on one side: of one group, or with equal pixels.
-
-    Raises:
-        DataError: A sample has no pixel digest.
-    """
+    """Positions of the samples that must stay on one side: of one group, or with equal pixels."""
     first: dict[tuple[str, str], int] = {}
     pairs: list[tuple[int, int]] = []
     for i, sample in enumerate(samples):
@@ -62,11 +53,7 @@ def group_numbers(manifest: Manifest, samples: Sequence[Sample]) -> NDArray[np.i
 
 
 def pixels_of(manifest: Manifest, sample: Sample) -> str:
-    """The pixel digest of a sample.
-
-    Raises:
-        DataError: It has none.
-    """
+    """The pixel digest of a sample; DataError where it has none."""
     if sample.pixel_sha256 is None:
         name = manifest.name(sample.image)
         raise DataError(f"{name}: has no pixel digest; call cdgp.data.scan.digested first")

@@ -34,7 +34,7 @@ class FileFacts(NamedTuple):
     format: str
     """"JPEG", "PNG", "BMP", "WEBP" or "TIFF", from the content and not from the name."""
     bits: int
-    """Bits of a channel, as the file states them; 32 for floating point."""
+    """Bits of a channel, as the file gives them; 32 for floating point."""
     largest: int
     """The largest stored value of a colour channel; 0 in floating point."""
     transparent: int
@@ -86,14 +86,19 @@ def read_with_facts(path: Path, white_level: int) -> tuple[NDArray[np.float32], 
         values, full = decode(path, header)
         opaque = full
         alpha = values.shape[2] in (2, 4)
-        colours = values[:, :, :-1] if alpha else values
+        whole = values.dtype.kind == "u"
+        largest = int((values[:, :, :-1] if alpha else values).max()) if whole else 0
         if full == 65535:
             full = white_level
-            _check_white_level(path, int(colours.max()), white_level)
+            if largest > white_level:
+                raise ImageError(
+                    f"{path}: holds the value {largest}, above the white level {white_level}; "
+                    f"set white_level to {fitting_white_level(largest)}"
+                )
         facts = FileFacts(
             header.format,
-            int(opaque).bit_length() if values.dtype.kind == "u" else 32,
-            int(colours.max()) if values.dtype.kind == "u" else 0,
+            int(opaque).bit_length() if whole else 32,
+            largest,
             int((values[:, :, -1] < opaque).sum()) if alpha else 0,
         )
         image = _compose(values, full, opaque)
@@ -186,23 +191,20 @@ def reason(error: ImageError, path: Path) -> str:
 
 
 def pixel_digest(image: NDArray[np.float32]) -> str:
-    """SHA-256, in hex, of the shape and the pixels rounded to 16 bits.
+    """SHA-256, in hex, of the shape and the pixels (HWC float32 in [0, 1]) rounded to 16 bits.
 
     Files that differ only in name, metadata or lossless format have the same digest.
-
-    Arguments:
-        image: HWC float32 RGB in [0, 1], as `read_image` returns it.
     """
     pixels = np.rint(image * np.float32(65535)).astype("<u2")
     return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
 
 
 def to_input(image: NDArray[np.float32], size: tuple[int, int]) -> torch.Tensor:
-    """The resize that training and prediction share: bilinear with antialias.
+    """The resize that training and prediction share: bilinear with antialias, the aspect not kept.
 
     Arguments:
         image: HWC float32 RGB in [0, 1], in the frame of the upright image.
-        size: (height, width) that the network sees; the aspect is not kept.
+        size: (height, width) of the network's input.
 
     Returns:
         CHW float32 RGB in [0, 1], of `size`.
@@ -213,14 +215,6 @@ def to_input(image: NDArray[np.float32], size: tuple[int, int]) -> torch.Tensor:
     batch = torch.from_numpy(np.ascontiguousarray(image, np.float32)).permute(2, 0, 1)[None]
     resized = interpolate(batch, size=size, mode="bilinear", antialias=True)
     return resized[0].clamp(0, 1).contiguous()
-
-
-def _check_white_level(path: Path, largest: int, white_level: int) -> None:
-    if largest > white_level:
-        raise ImageError(
-            f"{path}: holds the value {largest}, above the white level {white_level}; "
-            f"set white_level to {fitting_white_level(largest)}"
-        )
 
 
 def _compose(values: NDArray[Any], full: float, opaque: float) -> NDArray[np.float32]:

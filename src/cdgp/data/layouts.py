@@ -151,12 +151,8 @@ def images_in(folder: Path) -> list[Path]:
 def walk_images(place: Path, warn: bool = False) -> Iterator[Path]:
     """All images under a folder, one sub-folder after another; at most one folder is held.
 
-    Arguments:
-        place: The folder; where it is a file, that file alone, whatever it is.
-        warn: Whether to warn of entries that are not used.
-
-    Raises:
-        DataError: A folder cannot be read.
+    Of a file, that file alone, whatever it is. With `warn`, a warning counts the entries that are
+    not used. DataError where a folder cannot be read.
     """
 
     def unreadable(error: OSError) -> None:

@@ -65,7 +65,6 @@ class WeakSplit:
     train: tuple[WeakSample, ...]
     """Both, in the manifest's order."""
     sha256: str
-    """Digest of the manifest."""
     good_fit_sha256: str
     """Digest of the good fit images: the student's training depends on nothing else."""
 

@@ -67,29 +67,17 @@ class Scan:
     """The other samples, with the reason."""
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """One image as it is read, with its masks."""
-
-    sample: Sample
-    """With both digests."""
-    pixels: NDArray[np.float32]
-    """HWC float32 RGB in [0, 1]."""
-    file: FileFacts
-    masks: tuple[tuple[NDArray[np.bool_], MaskFacts], ...]
-    """Each (H, W) bool."""
+_Reading = tuple[Sample, NDArray[np.float32], FileFacts, list[tuple[NDArray[np.bool_], MaskFacts]]]
+"""A sample with both digests, its pixels (HWC RGB in [0, 1]), and its masks (H, W)."""
 
 
 def scan(manifest: Manifest, white_level: int, advance: Advance | None = None) -> Scan:
     """Digests and statistics of every readable image; unreadable ones are listed, not raised.
 
-    Arguments:
-        manifest: The samples. Digests that it already has are checked.
-        white_level: The value that means white in 16-bit files.
-        advance: Called once per image.
+    Digests that the manifest already has are checked. `advance` is called once per image.
     """
     unreadable: list[Unreadable] = []
-    stats = tuple(_stats(r) for r in _readings(manifest, white_level, unreadable, advance))
+    stats = tuple(_stats(*r) for r in _readings(manifest, white_level, unreadable, advance))
     readable = replace(manifest, samples=tuple(s.sample for s in stats))
     return Scan(readable, stats, tuple(unreadable))
 
@@ -97,27 +85,17 @@ def scan(manifest: Manifest, white_level: int, advance: Advance | None = None) -
 def digested(manifest: Manifest, white_level: int, advance: Advance | None = None) -> Manifest:
     """The manifest with both digests of every sample, for where no statistics are needed.
 
-    Arguments:
-        manifest: The samples. Digests that it already has are checked.
-        white_level: The value that means white in 16-bit files.
-        advance: Called once per image.
-
-    Raises:
-        DataError: Files cannot be used; the message lists them with a reason each.
+    As `scan`, but raises DataError, which lists all files that cannot be used with a reason each.
     """
     unreadable: list[Unreadable] = []
-    samples = tuple(r.sample for r in _readings(manifest, white_level, unreadable, advance))
+    samples = tuple(r[0] for r in _readings(manifest, white_level, unreadable, advance))
     found = Scan(replace(manifest, samples=samples), (), tuple(unreadable))
     check_readable(found)
     return found.manifest
 
 
 def check_readable(found: Scan) -> None:
-    """Checks that every image and mask could be read.
-
-    Raises:
-        DataError: Files cannot be used; the message lists them with a reason each.
-    """
+    """Raises DataError where an image or mask could not be read: all are listed with a reason."""
     bad = found.unreadable
     if bad:
         total = len(found.manifest.samples) + len(bad)
@@ -151,19 +129,24 @@ def _read(sample: Sample, white_level: int) -> _Reading:
             "differs); restore it, or empty the columns sha256 and pixel_sha256"
         )
     size = (pixels.shape[0], pixels.shape[1])
-    masks = tuple(images.read_mask_with_facts(mask, size) for mask in sample.masks)
-    return _Reading(replace(sample, sha256=sha256, pixel_sha256=pixel_sha256), pixels, file, masks)
+    masks = [images.read_mask_with_facts(mask, size) for mask in sample.masks]
+    return replace(sample, sha256=sha256, pixel_sha256=pixel_sha256), pixels, file, masks
 
 
-def _stats(reading: _Reading) -> ImageStats:
-    pixels, stat = reading.pixels, reading.sample.image.stat()
+def _stats(
+    sample: Sample,
+    pixels: NDArray[np.float32],
+    file: FileFacts,
+    masks: list[tuple[NDArray[np.bool_], MaskFacts]],
+) -> ImageStats:
+    stat = sample.image.stat()
     grey = pixels.mean(axis=2)
-    marked = np.any([np.zeros(grey.shape, np.bool_), *(mask for mask, _ in reading.masks)], axis=0)
+    marked = np.any([np.zeros(grey.shape, np.bool_), *(mask for mask, _ in masks)], axis=0)
     return ImageStats(
-        sample=reading.sample,
+        sample=sample,
         height=pixels.shape[0],
         width=pixels.shape[1],
-        file=reading.file,
+        file=file,
         file_bytes=stat.st_size,
         modified=stat.st_mtime,
         brightness=float(grey.mean()),
@@ -172,7 +155,7 @@ def _stats(reading: _Reading) -> ImageStats:
         perceptual_hash=_perceptual_hash(grey),
         thumbnail=_thumbnail(grey),
         marked_share=float(marked.mean()),
-        masks=tuple(facts for _, facts in reading.masks),
+        masks=tuple(facts for _, facts in masks),
     )
 
 

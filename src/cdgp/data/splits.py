@@ -90,11 +90,7 @@ def side(sample: Sample, stated: bool) -> str | None:
 
 
 def check_leaks(manifest: Manifest) -> None:
-    """Checks that nothing is in more than one split.
-
-    Raises:
-        LeakError: A path, file digest, pixel digest or group does; the message lists the pairs.
-    """
+    """Checks that nothing is in two splits; LeakError lists the pairs that are."""
     stated = has_splits(manifest.samples)
     pairs: dict[tuple[str, str], str] = {}
     for what, field in (

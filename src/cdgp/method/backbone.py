@@ -92,26 +92,21 @@ class Encoder(nn.Module):
         first, second, third = self.trunk(normalised)
         return first, second, third
 
-    def stem(self) -> Iterator[nn.Module]:
-        """The modules before the first trunk stage."""
-        for _, module in self.named_stem():
-            yield module
-
     def named_stem(self) -> Iterator[tuple[str, nn.Module]]:
-        """The same with their names in the trunk."""
+        """The modules before the first trunk stage, with their names in the trunk."""
         for name, module in self.trunk.named_children():
             if name.startswith(_TRUNK):
                 return
             yield name, module
 
     def freeze_stem(self) -> None:
-        for module in self.stem():
+        for _, module in self.named_stem():
             module.requires_grad_(False)
 
     def train_trunk(self, batch_norm: str) -> None:
         """Training mode for the stages; the stem and frozen batch norms stay in evaluation mode."""
         self.train()
-        for module in self.stem():
+        for _, module in self.named_stem():
             module.eval()
         if batch_norm == "frozen":
             for module in self.trunk.modules():
@@ -133,14 +128,11 @@ def load_weights(encoder: Encoder, name: str, weights: str) -> None:
     if weights == "random":
         return
     if weights == "bundled":
-        state = _bundled_state(name)
-        source = "the bundled package"
+        state, source = _bundled_state(name), "the bundled package"
     elif weights == "hub":
-        state = _hub_state(name)
-        source = "the hub"
+        state, source = _hub_state(name), "the hub"
     else:
-        state = _file_state(Path(weights))
-        source = weights
+        state, source = _file_state(Path(weights)), weights
     with torch.device("meta"):
         known = timm.create_model(name, pretrained=False).state_dict().keys()
     foreign = [key for key in state if key not in known]

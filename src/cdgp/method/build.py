@@ -21,12 +21,7 @@ def seeded(seed: int, *key: object) -> torch.Generator:
 
 
 def pretrained_encoder(settings: Settings) -> Encoder:
-    """A fresh encoder with the pretrained weights that the settings name.
-
-    Raises:
-        SettingsError: see ``Encoder``.
-        WeightsError: see ``load_weights``.
-    """
+    """A fresh encoder with the pretrained weights that the settings name."""
     encoder = Encoder(settings.backbone.name)
     load_weights(encoder, settings.backbone.name, settings.backbone.weights)
     return encoder
@@ -40,11 +35,7 @@ def new_projection(encoder: Encoder, settings: Settings) -> TokenProjection:
 
 
 def new_pair(Zn: Tensor, Za: Tensor, s: DualGPSettings) -> DualGP:
-    """An untrained pair over two inducing sets, (M_N, D) and (M_A, D).
-
-    Raises:
-        TrainingError: see ``SparseGP``.
-    """
+    """An untrained pair over two inducing sets, (M_N, D) and (M_A, D)."""
     kernel = kernel_named(s.kernel, s.rbf_sigma)
     normal, anomaly = (
         SparseGP(Z, kernel, s.jitter, s.initial_mean, s.initial_scale) for Z in (Zn, Za)
@@ -84,8 +75,8 @@ def network_from_tensors(settings: Settings, tensors: dict[str, Tensor]) -> Netw
     """A trained network from the tensors of its ``state_dict``.
 
     Raises:
-        ValueError: a tensor has another shape than the settings name.
-        KeyError, RuntimeError: a tensor is missing, or none of the network.
+        ValueError, KeyError, RuntimeError: they are not those of the network that the settings
+        name.
     """
     _check_shapes(settings, tensors)
     encoder, teacher = Encoder(settings.backbone.name), Encoder(settings.backbone.name)

@@ -38,7 +38,6 @@ from cdgp.method.resize import upsample, upsample_matmul
 from cdgp.method.student import residual_map
 
 TABLE_SIZE = 2**20
-"""Entries of the surprisal table."""
 
 
 class EvidenceGraph(nn.Module):
@@ -84,12 +83,7 @@ class EvidenceGraph(nn.Module):
 
 
 class InferenceGraph(nn.Module):
-    """From images to the calibrated result, as one module without branches.
-
-    Args:
-        evidence: both branches.
-        calibration: of the same network.
-    """
+    """From images to the calibrated result, as one module without branches."""
 
     def __init__(self, evidence: EvidenceGraph, calibration: Calibration) -> None:
         super().__init__()
@@ -103,11 +97,7 @@ class InferenceGraph(nn.Module):
 
 
 class OutputGraph(nn.Module):
-    """From the evidence to the calibrated result; ``network.calibrated`` with less work.
-
-    Args:
-        calibration: of the network that the evidence comes from.
-    """
+    """From the evidence to the calibrated result; ``network.calibrated`` with less work."""
 
     def __init__(self, calibration: Calibration) -> None:
         super().__init__()
@@ -126,12 +116,7 @@ class OutputGraph(nn.Module):
 
 
 class Encoders(nn.Module):
-    """The fine-tuned encoder and the frozen teacher, with what they have in common done once.
-
-    Args:
-        encoder: the fine-tuned one.
-        teacher: of the same backbone.
-    """
+    """The fine-tuned encoder and the frozen teacher, with what they have in common done once."""
 
     def __init__(self, encoder: Encoder, teacher: Encoder) -> None:
         super().__init__()
@@ -148,7 +133,7 @@ class Encoders(nn.Module):
             fold_batch_norms(part)
             fix_padding(part)
         if shared:
-            self.stem = nn.Sequential(*self.encoder.stem())
+            self.stem = nn.Sequential(*(module for _, module in self.encoder.named_stem()))
             for name in names:
                 setattr(self.encoder.trunk, name, nn.Identity())
                 setattr(self.teacher.trunk, name, nn.Identity())
@@ -187,9 +172,6 @@ class DominanceHead(nn.Module):
     C_1 + C_2 entries of s alone; the others come from the coarsest stage alone and have nothing to
     be added to. Both groups of entries are turned so that b lies along the first of each: lengths
     stay, and the margin is read off s.
-
-    Args:
-        network: trained, with the linear kernel.
     """
 
     def __init__(self, network: Network) -> None:
@@ -263,10 +245,6 @@ class SurprisalTable(nn.Module):
 
     Entries are evenly spaced on y = z / (1 + |z|), z being the distance from the median in
     quartile ranges: finest where scores are dense, and all of the tail is within reach.
-
-    Args:
-        tail: of the fused normal scores.
-        size: number of entries.
     """
 
     def __init__(self, tail: NormalTail, size: int = TABLE_SIZE) -> None:

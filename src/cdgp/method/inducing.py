@@ -14,7 +14,7 @@ def farthest_points(tokens: Tensor, count: int) -> Tensor:
 
     Args:
         tokens: (N, D), each of norm 1.
-        count: how many to choose, at most N.
+        count: how many to choose.
 
     Returns:
         (count,) indices into ``tokens``, in the order of choice.
@@ -39,13 +39,8 @@ def farthest_points(tokens: Tensor, count: int) -> Tensor:
 def hard_candidates(tokens: Tensor, normal_points: Tensor, fraction: float) -> Tensor:
     """The share of defective-image tokens that is farthest from the normal set (Eq. 2).
 
-    Args:
-        tokens: (N, D) tokens of defective images, each of norm 1.
-        normal_points: (M_N, D) the normal inducing tokens.
-        fraction: the share to keep, in (0, 1].
-
-    Returns:
-        (max(1, round(fraction * N)), D) the tokens with the largest distance, hardest first.
+    Of tokens (N, D) and normal points (M_N, D), each of norm 1, the max(1, round(fraction * N))
+    tokens with the largest distance, hardest first.
     """
     distance = 1 - (tokens @ normal_points.mT).amax(1)
     keep = max(1, round(fraction * len(tokens)))

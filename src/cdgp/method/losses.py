@@ -30,13 +30,7 @@ def bag_margin(margins: Tensor, pooling: str, sharpness: float) -> Tensor:
 
 
 def mil_loss(bag_margins: Tensor, defective: Tensor, margin: float) -> Tensor:
-    """Max-margin multiple-instance loss, mean over images (Eq. 15).
-
-    Args:
-        bag_margins: (B,).
-        defective: (B,) bool.
-        margin: gamma.
-    """
+    """Max-margin multiple-instance loss of bag margins (B,), mean over images (Eq. 15)."""
     loss = torch.where(defective, margin - bag_margins, bag_margins)
     return loss.clamp_min(0).mean()
 
@@ -68,10 +62,7 @@ def attention(margins: Tensor, epsilon: float) -> Tensor:
 def attraction_loss(anomaly_evidence: Tensor, margins: Tensor, epsilon: float) -> Tensor:
     """Minus the attended anomaly evidence of the defective images (Eq. 19).
 
-    Args:
-        anomaly_evidence: (B_A, N) normalised anomaly evidence.
-        margins: (B_A, N) mean margins of the same tokens.
-        epsilon: of Eq. 18.
+    Both are (B_A, N): normalised anomaly evidence, and mean margins of the same tokens.
     """
     if not anomaly_evidence.numel():
         return anomaly_evidence.sum()

@@ -47,11 +47,8 @@ class Network(nn.Module):
     """Both trained branches, stage by stage.
 
     Args:
-        encoder: the fine-tuned encoder.
-        projection: the token projections.
-        gps: the trained pair.
-        teacher: the frozen pretrained encoder.
-        student: the trained reverse student.
+        encoder, projection, gps: the fine-tuned branch.
+        teacher, student: the frozen pretrained encoder and what reconstructs its features.
         sharpness: r of the pooling.
         floor: least summed variance.
         evidence: ``dominance`` or ``mean_margin``.

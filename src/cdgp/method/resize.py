@@ -5,7 +5,6 @@ from torch import Tensor
 from torch.nn import functional
 
 Size = tuple[int, int]
-"""(height, width)."""
 
 
 def upsample(maps: Tensor, size: Size) -> Tensor:

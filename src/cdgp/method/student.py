@@ -82,9 +82,7 @@ class ReverseStudent(nn.Module):
     def forward(self, coarse: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
         """Teacher features (B, C_3, H/16, W/16) to reconstructions of all three stages.
 
-        Args:
-            coarse: the teacher's third stage.
-            sizes: (height, width) of the three stages, finest first.
+        ``sizes`` are their heights and widths, finest first.
         """
         x = self.squeeze(coarse)
         reconstructions: list[Tensor] = []

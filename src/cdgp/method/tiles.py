@@ -90,13 +90,7 @@ def batches(parts: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def blended(parts: Iterable[Tensor], size: Size, window: Size) -> Tensor:
-    """Maps (C, h/4, w/4) of all windows of an image to (C, H/4, W/4), rounded upwards.
-
-    Args:
-        parts: in the order of ``places``.
-        size: of the image.
-        window: its size.
-    """
+    """Maps (C, h/4, w/4) of all windows, in the order of ``places``, to one (C, H/4, W/4)."""
     rows, columns = (weights(n, side) for n, side in zip(size, window, strict=True))
     total: Tensor | None = None
     corners = places(size, window)

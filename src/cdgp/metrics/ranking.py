@@ -69,9 +69,6 @@ def pixel_auroc(
         maps: anomaly maps, (H, W) each and of any sizes, finite, any range.
         masks: (H, W) each like its map, non-zero = defect; all zero for a normal image.
         names: names of the images, for messages.
-
-    Raises:
-        DataError: as `checked_maps`.
     """
     pairs = checked_maps(maps, masks, names)
     marked = [values[mask] for values, mask in pairs if mask.any()]

@@ -146,11 +146,7 @@ def overkill_and_escape(scores: ArrayLike, labels: ArrayLike, threshold: float) 
     Args:
         scores: (n,) finite, any range; rejected when score > threshold.
         labels: (n,) bool or 0/1, 1 = defective.
-        threshold: a number; infinity rejects nothing or everything.
-
-    Raises:
-        SettingsError: the threshold is NaN.
-        DataError: as `ranking.checked_scores`.
+        threshold: a number; infinity rejects nothing or everything, NaN is a SettingsError.
     """
     if math.isnan(threshold):
         raise SettingsError("the decision threshold is NaN")

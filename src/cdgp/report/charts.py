@@ -44,12 +44,7 @@ class Histogram:
 
 
 def histogram(groups: Mapping[str, Sequence[float]], threshold: float) -> Histogram:
-    """Bins over all probabilities, in log-odds.
-
-    Args:
-        groups: probabilities by name of the group; at least one in all of them together.
-        threshold: probability at which a bin ends.
-    """
+    """Bins over all probabilities, in log-odds, one of which ends at the threshold."""
     middle = float(log_odds(threshold))
     limit = max(MOST_LOG_ODDS, abs(middle) + 1)
     values = {name: np.clip(log_odds(group), -limit, limit) for name, group in groups.items()}
@@ -130,13 +125,7 @@ def reliability_chart(curve: ReliabilityCurve) -> Markup:
 
 
 def line_chart(title: str, y_label: str, series: Mapping[str, tuple[str, Points]]) -> Markup:
-    """Curves over training steps.
-
-    Args:
-        title: for screen readers.
-        y_label: what the upward axis shows.
-        series: style class to (legend, points); at least one point in all.
-    """
+    """Curves over training steps; ``series`` maps a style class to (legend, points)."""
     points = [point for _, curve in series.values() for point in curve]
     steps, values = [x for x, _ in points], [y for _, y in points]
     spread = max(max(values) - min(values), 1e-9)

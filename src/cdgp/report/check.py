@@ -18,12 +18,8 @@ from cdgp.errors import ImageError
 from cdgp.files import printable, write_text
 from cdgp.report.page import jpeg, link, template
 
-GROUPS = 12
-"""Groups of a finding that are shown."""
-MEMBERS = 8
-"""Images of a group that are shown."""
-SIZES = 6
-"""Image sizes that are listed."""
+GROUPS, MEMBERS, SIZES = 12, 8, 6
+"""At most so many groups of a finding, images of a group, and image sizes are shown."""
 SIDE = 300
 """Longer side, in pixels, of an image that is shown."""
 
@@ -43,15 +39,7 @@ def write_check(
 ) -> None:
     """Write the page; each image that it shows is decoded once.
 
-    Args:
-        out: the HTML file.
-        title: its headline.
-        audit: what was found.
-        paths: of images and masks, by the name that the findings use.
-        white_level: the value that means white in 16-bit files.
-
-    Raises:
-        OutputError: the place cannot be written.
+    ``paths`` are those of images and masks, by the name that the findings use.
     """
     folder = out.absolute().parent
 

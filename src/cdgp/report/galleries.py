@@ -20,7 +20,6 @@ from cdgp.report.overlay import STACKED_FROM, panels
 from cdgp.report.page import jpeg
 
 SHOWN = 8
-"""Images in a gallery."""
 THUMBNAIL_SIDES = (256, 320)
 """Least and largest longer side of a thumbnail, in pixels."""
 
@@ -155,11 +154,8 @@ class Thumbnails:
 
     A thumbnail is kept while one of the galleries would show its image, so that memory does not
     grow with the number of images. An image that was not scored here (suspects among the training
-    images, images from before a --resume) is read and predicted when it is asked for.
-
-    Args:
-        detector: that scores the images.
-        keep: images to keep in any case.
+    images, images from before a --resume) is read and predicted when it is asked for. Those to
+    ``keep`` are kept in any case.
     """
 
     def __init__(self, detector: Detector, keep: Collection[Path] = ()) -> None:
@@ -169,13 +165,7 @@ class Thumbnails:
         self._made: dict[Path, Thumbnail] = {}
 
     def add(self, row: ScoredImage, pixels: NDArray[np.float32], prediction: Prediction) -> None:
-        """Take a scored image.
-
-        Args:
-            row: of the image.
-            pixels: HWC float32 RGB in [0, 1].
-            prediction: of these pixels.
-        """
+        """Take a scored image, its pixels (HWC float32 RGB in [0, 1]) and its prediction."""
         dropped = self._rank(row)
         for other in dropped - self._shown():
             self._made.pop(other, None)

@@ -28,7 +28,6 @@ from cdgp.report.galleries import (
 from cdgp.report.page import link, template
 
 CURVE_POINTS = 400
-"""Most points of a training curve."""
 
 NAMES = {
     "overkill": "Overkill",
@@ -78,9 +77,7 @@ class TrainingFacts:
     counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """(good, defective) by split, as ``Manifest.counts`` gives them."""
     audit: Sequence[str] = ()
-    """Findings on the training images, in words."""
     suspects: Sequence[Suspect] = ()
-    """Images by doubt of their label, the most doubtful first."""
 
 
 class ShownMetric(NamedTuple):
@@ -90,7 +87,6 @@ class ShownMetric(NamedTuple):
     words: str
     value: str
     reason: str | None
-    """Why it is undefined, where it is."""
 
 
 class _Card(NamedTuple):
@@ -118,14 +114,11 @@ def write_report(
         detector: that scored the images.
         rows: the scored images, walked through several times; where all have labels, errors
             and reliability are shown.
-        metrics: as `evaluation.Evaluation.metrics` returns them; None where there are no labels.
+        metrics: as ``metrics.json`` holds them; None where there are no labels.
         computed_on: which images these are, in words: "42 test images".
         training: of a training run, what it shows of the training.
         thumbnails: made while the images were scored; where None, the images that the galleries
             show are read and predicted now. One that cannot be read is shown with the reason.
-
-    Raises:
-        OutputError: the place cannot be written.
     """
     metrics, training = metrics or {}, training or TrainingFacts()
     text = template("report.html.j2").render(
@@ -161,6 +154,10 @@ def _summary(
 ) -> dict[str, Any]:
     """Counts, metrics and charts of all scored images."""
     labelled = bool(rows) and all(row.defective is not None for row in rows)
+    reliability = None
+    if labelled:
+        scores, labels = zip(*((row.pred_score, row.defective) for row in rows), strict=True)
+        reliability = charts.reliability_chart(reliability_curve(scores, labels))
     counts = {
         "good": sum(row.defective is False for row in rows),
         "defective": sum(row.defective is True for row in rows),
@@ -177,7 +174,7 @@ def _summary(
         "tiles": format_metrics(metrics, tiles),
         "metrics": format_metrics(metrics, WORDS),
         "histogram": _histogram(rows, threshold, labelled),
-        "reliability": _reliability(rows) if labelled else None,
+        "reliability": reliability,
     }
 
 
@@ -277,8 +274,3 @@ def _histogram(rows: Collection[ScoredImage], threshold: float, labelled: bool) 
     else:
         groups = {"images": [row.pred_score for row in rows]}
     return charts.histogram_chart(charts.histogram(groups, threshold), threshold)
-
-
-def _reliability(rows: Collection[ScoredImage]) -> Markup:
-    scores, labels = [row.pred_score for row in rows], [bool(row.defective) for row in rows]
-    return charts.reliability_chart(reliability_curve(scores, labels))

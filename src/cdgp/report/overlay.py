@@ -40,14 +40,9 @@ RESERVED = re.compile(r"(con|prn|aux|nul|(com|lpt).) *(\.|$)", re.IGNORECASE)
 
 
 def heat(values: NDArray[np.float32], scale: tuple[float, float]) -> NDArray[np.uint8]:
-    """Colours of a map.
+    """Colours of a map (H, W), as (H, W, 3) uint8 RGB.
 
-    Args:
-        values: (H, W), any range.
-        scale: values of the darkest and of the lightest colour; what lies beyond is clipped.
-
-    Returns:
-        (H, W, 3) uint8 RGB.
+    ``scale`` are the values of the darkest and of the lightest colour; what lies beyond is clipped.
 
     Example:
         >>> heat(np.array([[-1.0, 0.0, 9.0]], np.float32), (0.0, 9.0))[0].tolist()
@@ -65,16 +60,13 @@ def panels(
     scale: tuple[float, float],
     sides: tuple[int, int] = (LEAST_SIDE, MOST_SIDE),
 ) -> tuple[Image.Image, Image.Image]:
-    """The image, and the image under its heat with boxes around the first 20 regions.
+    """The image, and the image under its heat with boxes around the first 20 regions, of one size.
 
     Args:
         image: HWC float32 RGB in [0, 1].
         prediction: of this image.
         scale: as `heat` takes it.
         sides: least and largest longer side of what is drawn, in pixels.
-
-    Returns:
-        Two RGB images of one size.
     """
     height, width = image.shape[:2]
     factor = float(np.clip(max(height, width), *sides)) / max(height, width)
@@ -121,11 +113,7 @@ def write_overlay(
     prediction: Prediction,
     scale: tuple[float, float],
 ) -> None:
-    """Write the overlay as PNG, whole.
-
-    Raises:
-        OutputError: the place cannot be written.
-    """
+    """Write the overlay as PNG, whole."""
     image = overlay(pixels, prediction, scale)
     with atomic_write(path) as temporary:
         image.save(temporary, "PNG")

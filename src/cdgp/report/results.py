@@ -21,11 +21,9 @@ from cdgp.run_folder import MAPS, METRICS, OVERLAYS, REPORT, SCORES
 class ResultFiles:
     """Writes the results of one scoring into a folder.
 
-    Args:
-        folder: of the results.
-        detector: that scores the images.
-        save_maps: whether to write the raw maps too.
-        keep: images whose thumbnails the report will show in any case.
+    With ``save_maps`` the raw maps too; ``keep`` are images whose thumbnails the report shows in
+    any
+    case.
     """
 
     def __init__(
@@ -37,15 +35,9 @@ class ResultFiles:
         self._thumbnails = Thumbnails(detector, keep)
 
     def add(self, row: ScoredImage, pixels: NDArray[np.float32], prediction: Prediction) -> None:
-        """Write the files of one image: overlay, record and, where asked for, its map.
+        """Write the overlay, the record and, where asked for, the map of one image.
 
-        Args:
-            row: of the image.
-            pixels: HWC float32 RGB in [0, 1].
-            prediction: of these pixels.
-
-        Raises:
-            OutputError: the place cannot be written.
+        ``pixels`` are HWC float32 RGB in [0, 1].
         """
         name = output_name(row.name)
         overlays = self.folder / OVERLAYS
@@ -66,11 +58,7 @@ class ResultFiles:
         self._thumbnails.add(row, pixels, prediction)
 
     def write_tables(self, rows: Iterable[ScoredImage], metrics: dict[str, Any] | None) -> None:
-        """Write ``scores.csv``, and ``metrics.json`` where there are metrics.
-
-        Raises:
-            OutputError: the place cannot be written.
-        """
+        """Write ``scores.csv``, and ``metrics.json`` where there are metrics."""
         write_scores(self.folder / SCORES, rows)
         if metrics is not None:
             write_text(self.folder / METRICS, json.dumps(metrics, indent=2) + "\n")
@@ -82,11 +70,7 @@ class ResultFiles:
         computed_on: str,
         training: TrainingFacts | None = None,
     ) -> None:
-        """Write ``report.html``; arguments as `html.write_report`.
-
-        Raises:
-            OutputError: the place cannot be written.
-        """
+        """Write ``report.html``; arguments as `html.write_report`."""
         write_report(
             self.folder / REPORT, self.folder.name, self._detector, rows, metrics, computed_on,
             training, self._thumbnails,

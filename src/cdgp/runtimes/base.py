@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from cdgp.method.network import Outputs
 
 INPUT = "images"
-"""Name of the graph's one input."""
 EXTRAS = {
     "onnx": "onnx",
     "onnxscript": "onnx",
@@ -37,7 +36,7 @@ def require_package(name: str) -> Any:
     """Import an optional package.
 
     Raises:
-        SettingsError: it is not installed.
+        SettingsError: it is not installed; the message says which extra has it.
     """
     try:
         return importlib.import_module(name)

@@ -59,10 +59,6 @@ def to_metadata(card: Card) -> dict[str, str]:
 def from_metadata(metadata: Mapping[str, str], source: str) -> Card:
     """The card of an exported file.
 
-    Args:
-        metadata: of the file.
-        source: what an error message calls the file.
-
     Raises:
         ModelFileError: damaged, not exported by this tool, or by another version.
     """

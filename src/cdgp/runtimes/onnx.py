@@ -18,7 +18,6 @@ class OnnxRuntime:
         threads: number of threads; onnxruntime's own choice where None.
 
     Raises:
-        SettingsError: onnxruntime is not installed.
         ModelFileError: onnxruntime cannot run the graph.
     """
 

@@ -21,7 +21,6 @@ class OpenVinoRuntime:
         threads: number of threads; OpenVINO's own choice where None.
 
     Raises:
-        SettingsError: OpenVINO is not installed.
         ModelFileError: OpenVINO cannot run the graph.
     """
 

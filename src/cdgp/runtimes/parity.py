@@ -5,7 +5,7 @@ float32. Both judge the ``Parity`` that ``compare`` returns.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -18,7 +18,6 @@ from cdgp.method.network import Outputs
 from cdgp.runtimes.base import Runtime
 
 COMPARED = ("fused", "pooled", "pred_score", "surprisal")
-"""The outputs whose largest difference is kept."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,7 @@ class Parity:
     fused: float
     """Largest difference of U, in standard deviations of the normal branches."""
     pooled: float
-    """Largest difference of a(x)."""
     pred_score: float
-    """Largest difference of the probability."""
     surprisal: float
     """Largest difference of the surprisal in nats; one rank at the end of the tail is log 2."""
     ranks: float
@@ -82,59 +79,49 @@ def compare(
         batches: sizes of batch, each of which all images go through.
         advance: called for each image in each size of batch.
     """
-    tally = _Tally(model)
-    unread = iter(inputs)
-    done = 0
-    while images := list(islice(unread, math.lcm(*batches))):
-        expected = [reference.run(image[None]) for image in images]
-        for size in batches:
-            for first in range(0, len(images), size):
-                part = slice(first, first + size)
-                outputs = runtime.run(torch.stack(images[part]))
-                tally.add(outputs, _joined(expected[part]), done + first)
-                for _ in images[part]:
-                    if advance:
-                        advance()
-        done += len(images)
-    return tally.parity()
-
-
-class _Tally:
-    """Differences of the batches so far."""
-
-    def __init__(self, model: Model) -> None:
-        self.image = model.calibration.image
-        self.normals = len(model.calibration.tail.scores)
-        self.threshold = model.decision.threshold
-        self.largest = dict.fromkeys(COMPARED, 0.0)
-        self.off = self.pixels = 0
-        self.changed: set[int] = set()
-        self.scores: dict[int, tuple[float, float]] = {}
-
-    def add(self, outputs: Outputs, expected: Outputs, first: int) -> None:
-        """Count a batch whose first image has a position among all images."""
+    threshold, normals = model.decision.threshold, len(model.calibration.tail.scores)
+    largest = dict.fromkeys(COMPARED, 0.0)
+    off = pixels = 0
+    changed: set[int] = set()
+    scores: dict[int, tuple[float, float]] = {}
+    for first, expected, outputs in _batches(reference, runtime, inputs, batches):
         for name in COMPARED:
             difference = _largest_difference(getattr(outputs, name), getattr(expected, name))
-            self.largest[name] = max(self.largest[name], difference)
-        ranks = _ranks(outputs.surprisal, self.normals)
-        off = ranks.sub_(_ranks(expected.surprisal, self.normals)).abs_() > 1
-        self.off += int(off.sum())
-        self.pixels += off.numel()
-        both = (image_probability(o.pooled, self.image).tolist() for o in (expected, outputs))
+            largest[name] = max(largest[name], difference)
+        ranks = _ranks(outputs.surprisal, normals)
+        differ = ranks.sub_(_ranks(expected.surprisal, normals)).abs_() > 1
+        off, pixels = off + int(differ.sum()), pixels + differ.numel()
+        image = model.calibration.image
+        both = (image_probability(o.pooled, image).tolist() for o in (expected, outputs))
         for position, (a, b) in enumerate(zip(*both, strict=True), start=first):
-            self.scores.setdefault(position, (a, b))
-            if (a > self.threshold) != (b > self.threshold):
-                self.changed.add(position)
+            scores.setdefault(position, (a, b))
+            if (a > threshold) != (b > threshold):
+                changed.add(position)
+            if advance:
+                advance()
+    return Parity(
+        images=len(scores),
+        **largest,
+        ranks=off / max(1, pixels),
+        changed=tuple(sorted(changed)),
+        expected_scores=tuple(a for a, _ in scores.values()),
+        scores=tuple(b for _, b in scores.values()),
+    )
 
-    def parity(self) -> Parity:
-        return Parity(
-            images=len(self.scores),
-            **self.largest,
-            ranks=self.off / max(1, self.pixels),
-            changed=tuple(sorted(self.changed)),
-            expected_scores=tuple(a for a, _ in self.scores.values()),
-            scores=tuple(b for _, b in self.scores.values()),
-        )
+
+def _batches(
+    reference: Runtime, runtime: Runtime, inputs: Iterable[Tensor], sizes: Sequence[int]
+) -> Iterator[tuple[int, Outputs, Outputs]]:
+    """(position of the first image, outputs of the reference, of the runtime), batch by batch."""
+    unread, done = iter(inputs), 0
+    while images := list(islice(unread, math.lcm(*sizes))):
+        alone = [reference.run(image[None]) for image in images]
+        for size in sizes:
+            for first in range(0, len(images), size):
+                part = slice(first, first + size)
+                expected = Outputs(*map(torch.cat, zip(*alone[part], strict=True)))
+                yield done + first, expected, runtime.run(torch.stack(images[part]))
+        done += len(images)
 
 
 def _largest_difference(a: Tensor, b: Tensor) -> float:
@@ -145,8 +132,3 @@ def _ranks(surprisal: Tensor, normals: int) -> Tensor:
     """Ranks among the normal scores, as whole numbers; the surprisal is linear between them."""
     probability = surprisal.to(torch.float64, copy=True).neg_().exp_()
     return probability.mul_(normals + 1).round_()
-
-
-def _joined(outputs: Sequence[Outputs]) -> Outputs:
-    """Outputs of single images as those of one batch."""
-    return Outputs(*(torch.cat(parts) for parts in zip(*outputs, strict=True)))

@@ -24,13 +24,7 @@ class _Recording(NamedTuple):
 
 
 class TorchRuntime:
-    """The inference graph in torch.
-
-    Args:
-        model: a trained model.
-        device: where it runs.
-        inference: precision and mode; float32 and eager where None.
-    """
+    """The inference graph in torch; in float32 and eager where ``inference`` is None."""
 
     name = "torch"
 

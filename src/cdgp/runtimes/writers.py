@@ -86,13 +86,8 @@ def quantised(
 ) -> Any:
     """An ``openvino.Model`` with its encoders and student in 8 bits, ranges set by real images.
 
-    The dominance head stays in float32: it divides by norms that can be small.
-
-    Args:
-        network: in float32.
-        images: whatever ``read`` takes.
-        read: an image to a network input, (3, H, W) float32 RGB in [0, 1].
-        progress: shows how many are read.
+    The dominance head stays in float32: it divides by norms that can be small. ``read`` makes of
+    one of ``images`` a network input, (3, H, W) float32 RGB in [0, 1].
     """
     nncf = require_package("nncf")
     nncf.set_log_level(logging.ERROR)
@@ -118,11 +113,7 @@ def quantised(
 
 
 def save_onnx(proto: Any, metadata: Mapping[str, str], out: Path) -> None:
-    """Write an ``onnx.ModelProto`` whole, with metadata.
-
-    Raises:
-        OutputError: the place cannot be written.
-    """
+    """Write an ``onnx.ModelProto`` whole, with metadata."""
     for key, value in metadata.items():
         proto.metadata_props.add(key=key, value=value)
     with atomic_write(out) as temporary:

@@ -21,7 +21,6 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
 """Names of glibc's malloc.h."""
 
 Log = Callable[[Mapping[str, Any]], None]
-"""Takes one record."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class TrainingContext:
     """Passed down unchanged from a run to its stages."""
 
     fabric: Fabric
-    """Device, precision, backward pass."""
     checkpoints: Path | None
     """Folder of the unfinished and finished stages; None keeps none."""
     log: Log
@@ -43,10 +41,7 @@ class TrainingContext:
 def new_context(checkpoints: Path | None, log: Path | None, progress: Progress) -> TrainingContext:
     """A context on the GPU where there is one, else on the processor, in float32.
 
-    Args:
-        checkpoints: folder, or None.
-        log: file that takes one JSON line a record, or None.
-        progress: where the progress is shown.
+    ``checkpoints`` is a folder, ``log`` a file that takes one JSON line a record.
     """
     return TrainingContext(new_fabric(), checkpoints, json_log(log), progress)
 
@@ -79,10 +74,7 @@ def json_log(path: Path | None) -> Log:
 def stage_key(settings: Settings, sha256: str, stage: Literal["dual_gp", "student"]) -> str:
     """Digest of everything that a stage's result depends on.
 
-    Args:
-        settings: of the run.
-        sha256: of the images that the stage depends on, see ``WeakSplit``.
-        stage: which of the two.
+    ``sha256`` is that of the images that the stage depends on, see ``WeakSplit``.
     """
     used = settings.model_dump(mode="json")
     parts = shared_parts(settings) | {stage: used[stage]}

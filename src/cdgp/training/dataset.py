@@ -45,12 +45,7 @@ class InputCache:
 
 
 class WeakDataset:
-    """Weakly labelled images as the network takes them.
-
-    Args:
-        samples: what training may see: images and their labels.
-        inputs: where their pixels come from; datasets of one run share it.
-    """
+    """Weakly labelled images as the network takes them; datasets of one run share their inputs."""
 
     def __init__(self, samples: Sequence[WeakSample], inputs: InputCache) -> None:
         self.samples = tuple(samples)

@@ -32,7 +32,6 @@ from cdgp.training.dataset import WeakDataset, shuffled_stream
 from cdgp.training.loop import Stage, cosine, read_checkpoint, run_stage
 
 FILE = "dual_gp.safetensors"
-"""Name of the stage's checkpoint."""
 SEPARATION_IMAGES = 64
 """The check for separability uses at most so many images of each label."""
 LEAST_SEPARATION = 0.7
@@ -51,7 +50,6 @@ class TrainedDualGP(NamedTuple):
     separation: float
     """AUROC of the pooled mean margin over training images."""
     seconds: float
-    """That training took."""
 
 
 class DualGPTraining(nn.Module):
@@ -127,7 +125,6 @@ def train_dual_gp(
 
     Raises:
         NoSeparationError: the two labels are not separable and the settings say to stop then.
-        TrainingError: see ``run_stage`` and ``farthest_points``.
     """
     s, device = settings.dual_gp, context.fabric.device
     encoder = pretrained_encoder(settings)
@@ -198,11 +195,7 @@ def weak_batch(
 ) -> tuple[Tensor, Tensor]:
     """Jittered images (B, 3, H, W) and labels (B,) bool of one step.
 
-    Args:
-        dataset: to choose from.
-        settings: of the run.
-        step: its number.
-        tiled: where the images are tiled, the network that chooses the window of each.
+    Where the images are tiled, the network ``tiled`` chooses the window of each.
     """
     s = settings.dual_gp
     chosen = batch_indices(dataset, s.sampler, s.batch_size, step, settings.seed)

@@ -3,7 +3,7 @@
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any
 
 from cdgp.artifact import Decision, Model
 from cdgp.data.manifest import Manifest
@@ -34,22 +34,11 @@ MOST_MOVED = 0.01
 """Most that a probability may move in another precision or mode than float32, eager."""
 
 
-class TrainedModel(NamedTuple):
-    """What training leaves."""
-
-    model: Model
-    separation: float
-    """AUROC of the pooled mean margin over training images."""
-
-
-def train(manifest: Manifest, settings: Settings, context: TrainingContext) -> TrainedModel:
+def train(manifest: Manifest, settings: Settings, context: TrainingContext) -> Model:
     """Both trained stages and the calibration.
 
-    Each image is decoded once for all stages, as long as the inputs fit into memory.
-
-    Raises:
-        TrainingError: see ``cdgp.errors``.
-        SettingsError: a false-reject bound that the calibration cannot give.
+    Each image is decoded once for all stages, as long as the inputs fit into memory. Errors: see
+    ``cdgp.errors``; SettingsError for a false-reject bound that the calibration cannot give.
     """
     data = manifest.weak_split()
     inputs, device = new_inputs(settings), context.fabric.device
@@ -78,7 +67,7 @@ def train(manifest: Manifest, settings: Settings, context: TrainingContext) -> T
     if device.type == "cuda" and settings.inference != InferenceSettings():
         fast = TorchRuntime(model, device, settings.inference)
         made["inference"] = check_inference(fast, model, dataset)
-    return TrainedModel(model, dual.separation)
+    return model
 
 
 def check_inference(fast: TorchRuntime, model: Model, dataset: WeakDataset) -> dict[str, float]:
@@ -125,8 +114,8 @@ def decide(
     """The threshold on the image score: as set, or from held-out good images.
 
     The logistic is increasing, so ranks of the pooled evidence are ranks of the probability, and
-    the finite-sample bound carries over. A slope of zero would tie all images and is refused;
-    that can only be known after training.
+    the finite-sample bound carries over. A slope of zero would tie all images and is an error;
+    it shows only after training.
 
     Raises:
         SettingsError: too few good images for the rate, or a probability without ranking.
@@ -160,7 +149,7 @@ def decide(
 
 
 def check_calibration(manifest: Manifest, settings: Settings) -> None:
-    """Refuse a false-reject rate that the good calibration images cannot support."""
+    """Check that the good calibration images can support the false-reject rate asked for."""
     rate = settings.decision.max_false_rejects
     if rate is not None:
         good, _ = manifest.counts()["calibration"]

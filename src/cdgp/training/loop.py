@@ -25,7 +25,6 @@ class Stage(NamedTuple):
     """What is trained, and how."""
 
     name: str
-    """For the progress bar and the log."""
     module: nn.Module
     """Called with a batch, returns the loss and a mapping of diagnostics to log."""
     optimizer: torch.optim.Optimizer
@@ -37,7 +36,6 @@ class Stage(NamedTuple):
     cache_key: str
     """Digest of settings and data; a checkpoint with another one is not used."""
     file: str
-    """Name of the checkpoint in the context's folder."""
 
 
 def cosine(steps: int, final: float) -> Schedule:
@@ -48,8 +46,7 @@ def cosine(steps: int, final: float) -> Schedule:
 def run_stage(stage: Stage, context: TrainingContext) -> float:
     """Train a stage's module in place; go on from its checkpoint where there is one that fits.
 
-    Returns:
-        The seconds that it took, those before an interruption among them.
+    Returns the seconds that it took, those before an interruption among them.
 
     Raises:
         TrainingError: the loss is not finite, or the checkpoint is damaged.
@@ -113,11 +110,7 @@ def save_checkpoint(path: Path, stage: Stage, step: int, seconds: float) -> None
 
 
 def read_checkpoint(path: Path, cache_key: str) -> Checkpoint | None:
-    """A saved stage, or None where there is none that fits.
-
-    Raises:
-        TrainingError: the file is damaged.
-    """
+    """A saved stage, or None where there is none that fits; TrainingError where it is damaged."""
     if not path.is_file():
         return None
     try:

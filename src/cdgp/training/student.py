@@ -16,7 +16,6 @@ from cdgp.training.dataset import WeakDataset, shuffled_stream
 from cdgp.training.loop import Stage, cosine, run_stage
 
 FILE = "student.safetensors"
-"""Name of the stage's checkpoint."""
 KEPT_BYTES = 2**30
 """The teacher's features of clean images stay in memory up to this total."""
 
@@ -28,10 +27,8 @@ class TrainedStudent(NamedTuple):
     """What the second stage leaves."""
 
     teacher: Encoder
-    """Pretrained and frozen."""
     student: ReverseStudent
     seconds: float
-    """That training took."""
 
 
 class TeacherFeatureCache:
@@ -39,9 +36,6 @@ class TeacherFeatureCache:
 
     They lie where the teacher does. In evaluation mode an image's features are its own in any
     batch, so that a resumed run is the same wherever kernels do not depend on the batch.
-
-    Args:
-        teacher: stays as it is.
     """
 
     def __init__(self, teacher: Encoder) -> None:
@@ -55,12 +49,7 @@ class TeacherFeatureCache:
         return list(self._teacher(images.contiguous(memory_format=torch.channels_last)))
 
     def of(self, drawn: Sequence[Window], clean: Tensor) -> list[Tensor]:
-        """The same of clean images, from memory where they have been computed before.
-
-        Args:
-            drawn: which windows the images are.
-            clean: the images.
-        """
+        """The same of clean images, from memory where these windows have been computed before."""
         found = {window: self._kept[window] for window in drawn if window in self._kept}
         new = [row for row, window in enumerate(drawn) if window not in found]
         if new:
@@ -112,17 +101,10 @@ class StudentTraining(nn.Module):
 def train_student(
     dataset: WeakDataset, settings: Settings, context: TrainingContext, cache_key: str
 ) -> TrainedStudent:
-    """Train the reverse student on images that are all good.
-
-    Args:
-        dataset: the good fit images.
-        settings: of the run.
-        context: device, checkpoints, log, progress.
-        cache_key: see ``context.stage_key``.
+    """Train the reverse student on the good fit images; arguments as ``train_dual_gp``.
 
     Raises:
         ValueError: a defective image among them.
-        TrainingError: see ``run_stage``.
     """
     if bool(dataset.defective.any()):
         raise ValueError("the student trains on good images only")
@@ -161,7 +143,7 @@ def drawn_windows(
 ) -> tuple[Tensor, list[Window]]:
     """(B, 3, H, W): of each image one window, drawn among all; all of it where it is not tiled.
 
-    Eq. 22 is a mean over good images' positions, which any window of theirs stands for.
+    Eq. 22 is a mean over the positions of good images, so any of their windows estimates it.
     """
     images, windows = [], []
     for index in indices:

@@ -25,7 +25,6 @@ class CheckedData:
 
     audit: Audit
     page: Path | None
-    """``check.html``, where a folder was given."""
     groups: Path | None
     """The manifest with near duplicates in one group, where it was asked for."""
 

@@ -1,16 +1,27 @@
 """Score labelled images, and compute the metrics over them."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cdgp import run_folder
 from cdgp.data import layouts
 from cdgp.data.manifest import Manifest, Sample
 from cdgp.data.scan import digested
 from cdgp.data.splits import check_leaks
-from cdgp.evaluation import Evaluation, ScoredImage
+from cdgp.evaluation import (
+    MapFile,
+    ScoredImage,
+    image_metrics,
+    odd_images,
+    pixel_metrics,
+    true_mask,
+)
 from cdgp.inference import Detector, load
 from cdgp.progress import Progress, Quiet
 from cdgp.report.results import ResultFiles
@@ -109,6 +120,10 @@ def score_samples(
 ) -> tuple[list[ScoredImage], dict[str, Any]]:
     """Score labelled samples; each image is decoded and predicted once.
 
+    The pixel metrics take every good image (all of it unmarked) and every defective image with a
+    marked mask, at the images' own sizes. A defective image without a mask, or with an empty one,
+    counts in the image metrics alone and is listed in the notes. Masks are read after the score.
+
     Args:
         detector: a trained detector.
         manifest: that the samples belong to, for their names.
@@ -122,15 +137,27 @@ def score_samples(
     Raises:
         ImageError: an image or mask that cannot be read.
     """
-    evaluation = Evaluation(detector)
+    rows: list[ScoredImage] = []
+    maps, masks, names = MapFile(), list[NDArray[np.bool_]](), list[str]()
+    notes: dict[str, list[str]] = defaultdict(list)
     with progress.phase("Evaluation", len(samples)) as advance:
         for sample in samples:
             pixels = detector.read(sample.image)
             prediction = detector.predict_pixels(pixels)
             name = manifest.name(sample.image)
             row = ScoredImage.of(prediction, name, sample.image, sample.split, sample.defective)
+            rows.append(row)
             if files is not None:
                 files.add(row, pixels, prediction)
-            evaluation.add(row, sample, prediction.anomaly_map)
+            size = (pixels.shape[0], pixels.shape[1])
+            mask = true_mask(sample, size, size, name, notes)
+            if mask is not None:
+                maps.append(prediction.anomaly_map)
+                masks.append(mask)
+                names.append(name)
             advance()
-    return evaluation.rows, evaluation.metrics()
+    return rows, {
+        **image_metrics(rows, detector),
+        **pixel_metrics(maps.maps(), masks, names),
+        "notes": odd_images(notes, samples),
+    }

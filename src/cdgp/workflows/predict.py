@@ -28,7 +28,6 @@ class PredictedFolder:
     folder: Path
     scored: int
     rejected: int
-    """Number of images that were called defective."""
     unreadable: int
     """Number of images that could not be read; ``unreadable.csv`` lists them."""
     problems: list[str]

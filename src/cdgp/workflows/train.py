@@ -41,7 +41,6 @@ class Run:
     separation: float
     """AUROC of the training images at the end of training: how separable the two bins are."""
     audit: Audit
-    """Findings on the images."""
     suspects: list[Suspect]
     """All images by doubt of their label, the most doubtful first."""
     rows: list[ScoredImage]
@@ -93,7 +92,7 @@ def train_run(
     for finding in found.of("warning"):  # before the long work, so that it can be stopped
         log.warning("%s: %s", manifest.root, finding.text)
     if folder is None:
-        model = train(manifest, settings, new_context(None, None, progress)).model
+        model = train(manifest, settings, new_context(None, None, progress))
     else:
         model = _train_into(folder, manifest, found, settings, resume, progress)
     return _evaluate_test(model, manifest, found, folder, save_maps, progress)
@@ -153,7 +152,7 @@ def _train_into(
     write_text(folder / run_folder.CHECK, json.dumps(found.record(), indent=1) + "\n")
     context = new_context(folder / run_folder.CHECKPOINTS, folder / run_folder.LOG, progress)
     context.log({"stage": "start", "manifest_sha256": manifest.sha256, "resumed": resume})
-    model = train(manifest, settings, context).model
+    model = train(manifest, settings, context)
     artifact.save(place, model)
     run_folder.remove_checkpoints(folder)
     return model

@@ -142,12 +142,13 @@ def test_examples_run(
     monkeypatch.setenv("CDGP_DATA", str(folder))
     namespace: dict[str, object] = {}
     for example in shown:
-        where = f"{page}:{example.line}"
         if example.title:
             (folder / example.title).write_text(example.text, encoding="utf-8")
-        elif example.kind == "python":
+    for example in shown:
+        where = f"{page}:{example.line}"
+        if example.kind == "python":
             exec(compile(example.text, where, "exec"), namespace)
-        else:
+        elif example.kind == "console":
             run_line(example.text, where, monkeypatch)
 
 

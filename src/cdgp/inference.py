@@ -64,7 +64,7 @@ class Prediction:
 class Detector:
     """A trained model, ready to predict.
 
-    Example:
+    Examples:
         >>> import cdgp                                              # doctest: +SKIP
         >>> detector = cdgp.load("runs/x/model.safetensors")         # doctest: +SKIP
         >>> detector.predict("part.png").pred_score                  # doctest: +SKIP

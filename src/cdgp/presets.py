@@ -254,7 +254,7 @@ def settings(preset: PresetName = "lite", **changes: Any) -> Settings:
     Raises:
         SettingsError: an unknown key (with the nearest that exists) or an impossible value.
 
-    Example:
+    Examples:
         >>> settings("lite", input_size=(128, 128), dual_gp={"steps": 10}).dual_gp.steps
         10
     """

@@ -73,7 +73,7 @@ def train_run(
     Raises:
         CdgpError: see ``cdgp.errors``; everything that can be is checked before training.
 
-    Example:
+    Examples:
         >>> import cdgp                                                  # doctest: +SKIP
         >>> run = cdgp.fit("parts", out="runs/parts")                    # doctest: +SKIP
         >>> run.metrics["image_auroc"]                                   # doctest: +SKIP

@@ -37,9 +37,6 @@ SEPARATION_IMAGES = 64
 LEAST_SEPARATION = 0.7
 """AUROC of the pooled margin over training images below which there is no usable model."""
 
-MakePair = Callable[[], DualGP]
-"""Makes the untrained evidence functions; the paper's controls are put in here."""
-
 
 class TrainedDualGP(NamedTuple):
     """What the first stage leaves."""
@@ -112,16 +109,14 @@ def train_dual_gp(
     settings: Settings,
     context: TrainingContext,
     cache_key: str,
-    make_pair: MakePair | None = None,
+    make_pair: Callable[[], DualGP] | None = None,
 ) -> TrainedDualGP:
     """Train the Dual GP on weakly labelled images, starting from a pretrained encoder.
 
     Args:
         dataset: the images of ``dual_gp_samples``.
-        settings: of the run.
-        context: device, checkpoints, log, progress.
         cache_key: see ``context.stage_key``.
-        make_pair: makes other evidence functions than the sparse GPs.
+        make_pair: makes other evidence functions than the sparse GPs, such as the paper's controls.
 
     Raises:
         NoSeparationError: the two labels are not separable and the settings say to stop then.

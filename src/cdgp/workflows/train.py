@@ -105,9 +105,6 @@ def prepare_manifest(
 
     Where the calibration images are held out of training, both classes must be among them.
     Otherwise a class of a single group leaves only the training images to calibrate on.
-
-    Raises:
-        DataError: images, labels or splits that cannot be used.
     """
     chosen = settings.data
     if isinstance(data, Manifest):

@@ -130,9 +130,7 @@ def image_metrics(rows: Sequence[ScoredImage], detector: Detector) -> dict[str, 
 
 
 def pixel_metrics(
-    maps: Sequence[NDArray[np.float32]],
-    masks: Sequence[NDArray[np.bool_]],
-    names: Sequence[str],
+    maps: Sequence[NDArray[np.float32]], masks: Sequence[NDArray[np.bool_]], names: Sequence[str]
 ) -> dict[str, Any]:
     """Pixel AUROC, and AUPRO up to 0.3 and 0.05, of maps against masks of the same sizes."""
     regions = aupro(maps, masks, limits=(0.3, 0.05), names=names)

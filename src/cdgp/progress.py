@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -41,15 +41,8 @@ class Bars:
 
     @contextmanager
     def phase(self, name: str, total: int, done: int = 0) -> Iterator[Advance]:
+        from rich import progress as rich_progress
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-        from rich.progress import Progress as RichProgress
 
         if self._shown is not None:
             outer = self._shown
@@ -60,14 +53,14 @@ class Bars:
                 outer.remove_task(task)
             return
         console = Console(stderr=True)
-        bar = RichProgress(
-            TextColumn("{task.description:<22}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}", style="dim"),
+        bar = rich_progress.Progress(
+            rich_progress.TextColumn("{task.description:<22}"),
+            rich_progress.BarColumn(bar_width=24),
+            rich_progress.MofNCompleteColumn(),
+            rich_progress.TimeElapsedColumn(),
+            rich_progress.TextColumn("left"),
+            rich_progress.TimeRemainingColumn(),
+            rich_progress.TextColumn("{task.fields[note]}", style="dim"),
             console=console,
             disable=not console.is_terminal,
         )
@@ -84,9 +77,7 @@ class Bars:
 
 def _advancing(bar: "RichProgress", task: "TaskID") -> Advance:
     def advance(note: str = "") -> None:
-        if note:
-            bar.update(task, advance=1, note=note)
-        else:
-            bar.update(task, advance=1)
+        fields: dict[str, Any] = {"note": note} if note else {}
+        bar.update(task, advance=1, **fields)
 
     return advance

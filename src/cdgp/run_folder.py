@@ -88,11 +88,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 
 
 def trained_on(model: Path) -> set[str]:
-    """Pixel digests of the images that a run trained on; empty without its manifest.
-
-    Args:
-        model: the folder of the run, or its model file.
-    """
+    """Pixel digests of the images that a run or its model trained on; empty without a manifest."""
     table = model_file(model).parent / MANIFEST
     if not table.is_file():
         return set()
@@ -239,11 +235,7 @@ def remove_leftovers(folder: Path) -> None:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process; the operating system frees it when the process ends.
-
-    Raises:
-        OutputError: another process holds it, or it cannot be written.
-    """
+    """Hold a folder for this process, else OutputError; freed when the process ends."""
     from filelock import FileLock, Timeout
 
     with _output_errors(folder):

@@ -10,7 +10,7 @@ Severity = Literal["error", "warning", "note"]
 
 
 class Finding(NamedTuple):
-    """One thing that a person should know of a data set."""
+    """One finding on a data set."""
 
     kind: str
     """A stable name, for programs."""

@@ -10,9 +10,6 @@ from cdgp.cli.common import bars, handle_errors, say, warn
 if TYPE_CHECKING:
     from cdgp.audit.findings import Audit
 
-STRICT = 1
-"""Exit code of warnings with --strict."""
-
 
 @handle_errors
 def check(
@@ -59,7 +56,7 @@ def check(
     if done.audit.of("error"):
         raise typer.Exit(DataError.exit_code)
     if strict and done.audit.of("warning"):
-        raise typer.Exit(STRICT)
+        raise typer.Exit(1)
 
 
 def show_audit(audit: "Audit") -> None:

@@ -90,10 +90,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def build_settings(
-    preset: str | None,
-    config: Path | None,
-    assignments: Sequence[str],
-    options: dict[str, Any],
+    preset: str | None, config: Path | None, assignments: Sequence[str], options: dict[str, Any]
 ) -> "Settings":
     """Settings from preset, file, --set and options; the later ones win.
 

@@ -18,7 +18,7 @@ def evaluate(
     """Score labelled images and print the metrics.
 
     Where the manifest has a split column, its test images are used, otherwise all of them. The
-    same image or group on two sides of a stated split is refused. Undefined metrics are null in
+    same image or group on two sides of a stated split is an error. Undefined metrics are null in
     metrics.json, with a reason. --good and --defective are those of the training where not given.
 
     Examples:

@@ -23,8 +23,7 @@ def export(
         ),
     ] = None,
     input_size: Annotated[
-        str | None,
-        typer.Option(help="Size of the graph's input, or free.", metavar="HxW|free"),
+        str | None, typer.Option(help="Size of the graph's input, or free.", metavar="HxW|free")
     ] = None,
     opset: Annotated[
         int | None,

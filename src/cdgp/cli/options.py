@@ -5,17 +5,12 @@ from typing import Annotated
 
 import typer
 
-# Arguments
-
 Data = Annotated[
     Path,
     typer.Argument(help="Folder with good/ and defective/, or a CSV manifest (image,label,…)."),
 ]
 Model = Annotated[Path, typer.Argument(help="model.safetensors, or the folder of a run.")]
 Images = Annotated[list[Path], typer.Argument(help="Images, or folders of images.")]
-
-# Folders
-
 RunFolder = Annotated[Path, typer.Option("--out", help="Folder of the run.")]
 ResultsFolder = Annotated[Path, typer.Option("--out", help="Folder for the results.")]
 ReportFolder = Annotated[
@@ -28,17 +23,11 @@ Groups = Annotated[
     Path | None,
     typer.Option(help="CSV manifest to write, near duplicates in one group.", metavar="FILE"),
 ]
-
-# The data
-
 Good = Annotated[str | None, typer.Option(help="Name of the folder of good images.")]
 Defective = Annotated[str | None, typer.Option(help="Name of the folder of defective images.")]
 WhiteLevel = Annotated[
     int | None, typer.Option(help="The value that means white in 16-bit files; 65535.")
 ]
-
-# Settings
-
 Preset = Annotated[str | None, typer.Option(help="lite (default) or paper.", metavar="lite|paper")]
 InputSize = Annotated[
     str | None,
@@ -69,9 +58,6 @@ Config = Annotated[
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", help="Change one setting.", metavar="KEY=VALUE")
 ]
-
-# How to run
-
 SaveMaps = Annotated[bool, typer.Option(help="Also write the raw maps, float16 .npy.")]
 Resume = Annotated[bool, typer.Option(help="Go on with what is unfinished in --out.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace what an earlier call left in --out.")]

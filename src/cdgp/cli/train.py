@@ -1,14 +1,7 @@
 """``cdgp train``: from good and defective images to a calibrated detector, with its report."""
 
 from cdgp.cli import options
-from cdgp.cli.common import (
-    bars,
-    build_settings,
-    handle_errors,
-    hint_at_gpu,
-    parse_size,
-    show_run,
-)
+from cdgp.cli.common import bars, build_settings, handle_errors, hint_at_gpu, parse_size, show_run
 
 
 @handle_errors

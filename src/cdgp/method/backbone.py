@@ -92,21 +92,25 @@ class Encoder(nn.Module):
         first, second, third = self.trunk(normalised)
         return first, second, third
 
+    def stem(self) -> Iterator[nn.Module]:
+        """The modules before the first trunk stage."""
+        return (module for _, module in self.named_stem())
+
     def named_stem(self) -> Iterator[tuple[str, nn.Module]]:
-        """The modules before the first trunk stage, with their names in the trunk."""
+        """The same with their names in the trunk."""
         for name, module in self.trunk.named_children():
             if name.startswith(_TRUNK):
                 return
             yield name, module
 
     def freeze_stem(self) -> None:
-        for _, module in self.named_stem():
+        for module in self.stem():
             module.requires_grad_(False)
 
     def train_trunk(self, batch_norm: str) -> None:
         """Training mode for the stages; the stem and frozen batch norms stay in evaluation mode."""
         self.train()
-        for _, module in self.named_stem():
+        for module in self.stem():
             module.eval()
         if batch_norm == "frozen":
             for module in self.trunk.modules():

@@ -75,8 +75,7 @@ def network_from_tensors(settings: Settings, tensors: dict[str, Tensor]) -> Netw
     """A trained network from the tensors of its ``state_dict``.
 
     Raises:
-        ValueError, KeyError, RuntimeError: they are not those of the network that the settings
-        name.
+        ValueError, KeyError, RuntimeError: they do not fit the network that the settings name.
     """
     _check_shapes(settings, tensors)
     encoder, teacher = Encoder(settings.backbone.name), Encoder(settings.backbone.name)

@@ -1,7 +1,7 @@
 """From evidence to numbers: fusion, normal tail, image probability, final map (Eq. 24-29).
 
 Every fitted quantity is a small named tuple of tensors and floats, so that the model file can hold
-it and the inference graph only looks things up.
+it and the inference graph only reads it.
 """
 
 import math

@@ -22,14 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from cdgp.method.backbone import Encoder
-from cdgp.method.calibration import (
-    Calibration,
-    NormalTail,
-    final_map,
-    fuse,
-    image_logit,
-    surprisal,
-)
+from cdgp.method.calibration import Calibration, NormalTail, final_map, fuse, image_logit, surprisal
 from cdgp.method.fold import fix_padding, fold_batch_norms
 from cdgp.method.gp import has_linear_forms, linear_forms
 from cdgp.method.losses import log_mean_exp
@@ -133,7 +126,7 @@ class Encoders(nn.Module):
             fold_batch_norms(part)
             fix_padding(part)
         if shared:
-            self.stem = nn.Sequential(*(module for _, module in self.encoder.named_stem()))
+            self.stem = nn.Sequential(*self.encoder.stem())
             for name in names:
                 setattr(self.encoder.trunk, name, nn.Identity())
                 setattr(self.teacher.trunk, name, nn.Identity())

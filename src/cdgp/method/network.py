@@ -48,7 +48,7 @@ class Network(nn.Module):
 
     Args:
         encoder, projection, gps: the fine-tuned branch.
-        teacher, student: the frozen pretrained encoder and what reconstructs its features.
+        teacher, student: the frozen pretrained encoder, and what reconstructs its features.
         sharpness: r of the pooling.
         floor: least summed variance.
         evidence: ``dominance`` or ``mean_margin``.

@@ -23,8 +23,7 @@ def corrupt(
         images: (B, 3, H, W) on the backbone's normalised scale, where zero is the mean colour.
         generator: source of all randomness, on the processor.
         noise: standard deviation.
-        blur_probability: of the averaging.
-        erase_probability: of the rectangle.
+        blur_probability, erase_probability: of the averaging and of the rectangle.
         erase_sides: least and largest side as a share of the image's side.
     """
     corrupted = torch.empty_like(images)

@@ -51,7 +51,7 @@ class Decisions:
 def reliability_curve(
     probabilities: ArrayLike, labels: ArrayLike, bins: int = 10
 ) -> ReliabilityCurve:
-    """Mean probability and observed rate of defects in each bin.
+    """Mean probability and observed rate of defects in each of at least one bin.
 
     Args:
         probabilities: (n,) P(defective), in [0, 1].
@@ -59,8 +59,7 @@ def reliability_curve(
         bins: how many, at least 1.
 
     Raises:
-        SettingsError: `bins` is below 1.
-        DataError: a probability lies outside [0, 1], or as `ranking.checked_scores`.
+        SettingsError, DataError: no bin, or a probability outside [0, 1].
     """
     if bins < 1:
         raise SettingsError(f"a reliability curve needs at least 1 bin, got {bins}")

@@ -152,23 +152,20 @@ def colour_bar(scale: tuple[float, float], region_level: float) -> Markup:
         f'<stop offset="{i / 24:.4f}" stop-color="#{r:02x}{g:02x}{b:02x}"/>'
         for i, (r, g, b) in enumerate(colours)
     )
-    ticks = []
-    for value in _round_ticks(low, high):
-        x = 10 + 300 * (value - low) / span
-        ticks.append(f'<path class="axis" d="M{x:.1f} 34v4"/>')
-        ticks.append(f'<text x="{x:.1f}" y="51" text-anchor="middle">{value:g}</text>')
+    ticks = [(value, "34v4", 51, f"{value:g}") for value in _round_ticks(low, high)]
     if low <= region_level <= high:
-        x = 10 + 300 * (region_level - low) / span
-        ticks.append(f'<path class="axis" d="M{x:.1f} 14v20"/>')
-        ticks.append(
-            f'<text x="{x:.1f}" y="10" text-anchor="middle">regions from {region_level:.1f}</text>'
-        )
+        ticks.append((region_level, "14v20", 10, f"regions from {region_level:.1f}"))
+    drawn = ""
+    for value, stroke, y, text in ticks:
+        x = f"{10 + 300 * (value - low) / span:.1f}"
+        drawn += f'<path class="axis" d="M{x} {stroke}"/>'
+        drawn += f'<text x="{x}" y="{y}" text-anchor="middle">{text}</text>'
     label = f"Colour scale from {low:g} to {high:.3g} nats, dark to light"
     return Markup(
         f'<svg class="colour-bar" viewBox="0 0 350 56" role="img" aria-label="{label}">'
         f'<defs><linearGradient id="heat">{stops}</linearGradient></defs>'
         '<rect x="10" y="16" width="300" height="18" rx="2" fill="url(#heat)"/>'
-        f'{"".join(ticks)}<text x="317" y="30">nats</text></svg>'
+        f'{drawn}<text x="317" y="30">nats</text></svg>'
     )
 
 

@@ -25,7 +25,7 @@ THUMBNAIL_SIDES = (256, 320)
 
 
 class Gallery(NamedTuple):
-    """Images that a person should look at, the first one most."""
+    """Images for a person to review, the most important first."""
 
     title: str
     why: str

@@ -112,15 +112,24 @@ def write_report(
         out: the HTML file.
         title: its headline.
         detector: that scored the images.
-        rows: the scored images, walked through several times; where all have labels, errors
-            and reliability are shown.
+        rows: walked through several times; where all have labels, errors and reliability are shown.
         metrics: as ``metrics.json`` holds them; None where there are no labels.
         computed_on: which images these are, in words: "42 test images".
         training: of a training run, what it shows of the training.
-        thumbnails: made while the images were scored; where None, the images that the galleries
-            show are read and predicted now. One that cannot be read is shown with the reason.
+        thumbnails: made while the images were scored; otherwise the images that the galleries show
+            are predicted now. One that cannot be read is shown with the reason.
     """
     metrics, training = metrics or {}, training or TrainingFacts()
+    thumbnails, folder = thumbnails or Thumbnails(detector), out.absolute().parent
+    shown = [
+        *(galleries(rows, detector.threshold) if rows else ()),
+        *suspect_galleries(training.suspects, thumbnails),
+    ]
+
+    def card(row: ScoredImage, gallery: Gallery) -> _Card:
+        remark = gallery.remarks.get(row.name, "")
+        return _Card(row, link(row.path, folder), thumbnails.of(row), remark)
+
     text = template("report.html.j2").render(
         title=title,
         date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
@@ -129,11 +138,9 @@ def write_report(
         pixels=metrics.get("pictures_with_pixels"),
         warnings=[*training.audit, *warnings(metrics, detector)],
         colour_bar=charts.colour_bar(detector.colour_scale, detector.region_level),
-        galleries=_shown_galleries(
-            out, rows, training.suspects, detector, thumbnails or Thumbnails(detector)
-        ),
+        galleries=[(each, [card(row, each) for row in each.rows]) for each in shown],
         training=list(training_charts(training.log)),
-        separation=_last(training.log, "separation"),
+        separation=next((r["separation"] for r in training.log[::-1] if "separation" in r), None),
         splits=training.counts,
         settings=json.dumps(
             detector.settings.model_dump(mode="json"), indent=2, ensure_ascii=False
@@ -176,32 +183,6 @@ def _summary(
         "histogram": _histogram(rows, threshold, labelled),
         "reliability": reliability,
     }
-
-
-def _shown_galleries(
-    out: Path,
-    rows: Collection[ScoredImage],
-    suspects: Sequence[Suspect],
-    detector: Detector,
-    thumbnails: Thumbnails,
-) -> list[tuple[Gallery, list[_Card]]]:
-    """Every gallery with a card for each of its images."""
-    folder = out.absolute().parent
-    found = [
-        *(galleries(rows, detector.threshold) if rows else ()),
-        *suspect_galleries(suspects, thumbnails),
-    ]
-    return [
-        (
-            gallery,
-            [
-                _Card(row, link(row.path, folder), thumbnails.of(row),
-                      gallery.remarks.get(row.name, ""))
-                for row in gallery.rows
-            ],
-        )
-        for gallery in found
-    ]  # fmt: skip
 
 
 def format_metrics(metrics: Mapping[str, Any], words: Mapping[str, str]) -> list[ShownMetric]:
@@ -257,10 +238,6 @@ def _points(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float,
     }
     points = [(float(step), value) for step, value in sorted(values.items())]
     return points[:: math.ceil(len(points) / CURVE_POINTS) or 1]
-
-
-def _last(log: Sequence[Mapping[str, Any]], key: str) -> Any:
-    return next((record[key] for record in reversed(log) if key in record), None)
 
 
 def _histogram(rows: Collection[ScoredImage], threshold: float, labelled: bool) -> Markup | None:

@@ -108,10 +108,7 @@ def overlay(
 
 
 def write_overlay(
-    path: Path,
-    pixels: NDArray[np.float32],
-    prediction: Prediction,
-    scale: tuple[float, float],
+    path: Path, pixels: NDArray[np.float32], prediction: Prediction, scale: tuple[float, float]
 ) -> None:
     """Write the overlay as PNG, whole."""
     image = overlay(pixels, prediction, scale)

@@ -21,9 +21,7 @@ from cdgp.run_folder import MAPS, METRICS, OVERLAYS, REPORT, SCORES
 class ResultFiles:
     """Writes the results of one scoring into a folder.
 
-    With ``save_maps`` the raw maps too; ``keep`` are images whose thumbnails the report shows in
-    any
-    case.
+    With ``save_maps`` the raw maps too. The report shows the thumbnails of ``keep`` in any case.
     """
 
     def __init__(

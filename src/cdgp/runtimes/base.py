@@ -12,14 +12,6 @@ if TYPE_CHECKING:
     from cdgp.method.network import Outputs
 
 INPUT = "images"
-EXTRAS = {
-    "onnx": "onnx",
-    "onnxscript": "onnx",
-    "onnxruntime": "onnx",
-    "openvino": "openvino",
-    "nncf": "openvino",
-}
-"""The extra of this package that installs an optional package."""
 
 
 class Runtime(Protocol):
@@ -41,7 +33,7 @@ def require_package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        extra = EXTRAS[name]
+        extra = "openvino" if name in ("openvino", "nncf") else "onnx"
         raise SettingsError(
             f"this needs {name}, which is not installed: pip install 'cdgp[{extra}]', or in a "
             f"clone pip install -e '.[{extra}]'"

@@ -57,11 +57,7 @@ def to_metadata(card: Card) -> dict[str, str]:
 
 
 def from_metadata(metadata: Mapping[str, str], source: str) -> Card:
-    """The card of an exported file.
-
-    Raises:
-        ModelFileError: damaged, not exported by this tool, or by another version.
-    """
+    """The card of an exported file; ModelFileError where it is damaged or of another version."""
     if metadata.get("format") != FORMAT:
         raise ModelFileError(f"{source}: not exported by this tool; make it with cdgp export")
     if metadata.get("version") != str(VERSION):

@@ -14,15 +14,7 @@ from cdgp.runtimes.card import FORMAT, KEYS
 
 
 class OpenVinoRuntime:
-    """An OpenVINO graph, on the CPU.
-
-    Args:
-        source: the file, or an ``openvino.Model``.
-        threads: number of threads; OpenVINO's own choice where None.
-
-    Raises:
-        ModelFileError: OpenVINO cannot run the graph.
-    """
+    """An OpenVINO graph, or a file of one, on the CPU; arguments and errors as ``OnnxRuntime``."""
 
     name = "openvino"
 

@@ -52,10 +52,7 @@ class Parity:
         """The numbers under the keys that an exported file stores them by."""
         return {
             "pictures": self.images,  # images had this name when the format was made
-            "fused": self.fused,
-            "pooled": self.pooled,
-            "pred_score": self.pred_score,
-            "surprisal": self.surprisal,
+            **{name: getattr(self, name) for name in COMPARED},
             "ranks": self.ranks,
             "labels": len(self.changed),
         }

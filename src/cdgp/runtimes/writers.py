@@ -68,11 +68,7 @@ def to_onnx(graph: InferenceGraph, size: tuple[int, int], free: bool, opset: int
 
 
 def to_openvino(proto: Any, opset: int) -> Any:
-    """An ONNX graph as an ``openvino.Model``.
-
-    Raises:
-        ModelFileError: OpenVINO cannot read it.
-    """
+    """An ONNX graph as an ``openvino.Model``; ModelFileError where OpenVINO cannot read it."""
     try:
         return require_package("openvino").Core().read_model(proto.SerializeToString())
     except RuntimeError as error:
@@ -121,11 +117,7 @@ def save_onnx(proto: Any, metadata: Mapping[str, str], out: Path) -> None:
 
 
 def save_openvino(network: Any, metadata: Mapping[str, str], out: Path) -> None:
-    """Write both files of an ``openvino.Model``, with metadata; no .xml is there without its .bin.
-
-    Raises:
-        OutputError: the place cannot be written.
-    """
+    """Write both files of an ``openvino.Model``, with metadata; never an .xml without its .bin."""
     for key, value in metadata.items():
         network.set_rt_info(value, [FORMAT, key])
     openvino = require_package("openvino")

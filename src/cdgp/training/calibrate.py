@@ -42,9 +42,7 @@ class CalibrationEvidence(NamedTuple):
 
 @torch.inference_mode()
 def collect_evidence(
-    graph: EvidenceGraph,
-    dataset: WeakDataset,
-    progress: Progress,
+    graph: EvidenceGraph, dataset: WeakDataset, progress: Progress
 ) -> CalibrationEvidence:
     """Run the inference graph over images, one at a time."""
     device = next(graph.parameters()).device
@@ -69,9 +67,7 @@ def fit_calibration(collected: CalibrationEvidence, settings: CalibrationSetting
 
     The normal pixels of the tail are evenly spaced over all normal calibration images, at most
     ``tail_pixels`` of them; images are upsampled one at a time, so that memory stays bounded.
-
-    Raises:
-        TrainingError: no good or no defective image, or scores that are not finite.
+    TrainingError without a good or a defective image, or where scores are not finite.
     """
     good = torch.nonzero(~collected.defective).flatten().tolist()
     maps = [collected.evidence[i] for i in good]

@@ -18,10 +18,7 @@ CACHE_BYTES = 2**30
 class InputCache:
     """Network inputs by the image's path, each decoded once while there is room.
 
-    Args:
-        size: (H, W) of the network's input, that is, of the windows of a tiled image.
-        white_level: of 16-bit files.
-        tile: whether images are cut into windows, not resized.
+    ``size`` is (H, W) of the network's input: of the windows where images are cut (``tile``).
     """
 
     def __init__(self, size: tuple[int, int], white_level: int, tile: bool) -> None:

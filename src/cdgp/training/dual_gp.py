@@ -36,9 +36,15 @@ SEPARATION_IMAGES = 64
 """The check for separability uses at most so many images of each label."""
 LEAST_SEPARATION = 0.7
 """AUROC of the pooled margin over training images below which there is no usable model."""
-
-MakePair = Callable[[], DualGP]
-"""Makes the untrained evidence functions; the paper's controls are put in here."""
+NO_SEPARATION = (
+    "good and defective images are not separable: AUROC {:.2f} on the training images themselves, "
+    "at least {} is needed, so no model was written. Try, in this order: (a) check that the bins "
+    "are sorted rightly; (b) a larger --input-size, so that the defects stay visible; (c) more "
+    "defective images; (d) more steps: --set dual_gp.steps=800; (e) the defaults of --preset lite "
+    "for dual_gp.sigma_gradient (false) and dual_gp.batch_norm (train). log.jsonl holds the "
+    "diagnostics: margin_good and margin_defective should move apart, variance_* should stay "
+    "above 0.1"
+)
 
 
 class TrainedDualGP(NamedTuple):
@@ -112,16 +118,14 @@ def train_dual_gp(
     settings: Settings,
     context: TrainingContext,
     cache_key: str,
-    make_pair: MakePair | None = None,
+    make_pair: Callable[[], DualGP] | None = None,
 ) -> TrainedDualGP:
     """Train the Dual GP on weakly labelled images, starting from a pretrained encoder.
 
     Args:
         dataset: the images of ``dual_gp_samples``.
-        settings: of the run.
-        context: device, checkpoints, log, progress.
         cache_key: see ``context.stage_key``.
-        make_pair: makes other evidence functions than the sparse GPs.
+        make_pair: makes other evidence functions than the sparse GPs, such as the paper's controls.
 
     Raises:
         NoSeparationError: the two labels are not separable and the settings say to stop then.
@@ -151,7 +155,7 @@ def train_dual_gp(
     separation = separation_of(dataset, training)
     context.log({"stage": "Dual GP", "separation": round(separation, 4)})
     if separation < LEAST_SEPARATION and s.no_separation == "stop":
-        raise NoSeparationError(no_separation_message(separation))
+        raise NoSeparationError(NO_SEPARATION.format(separation, LEAST_SEPARATION))
     return TrainedDualGP(encoder, projection, gps, separation, seconds)
 
 
@@ -318,17 +322,3 @@ def separation_of(dataset: WeakDataset, training: DualGPTraining) -> float:
         pooled.append(float(log_mean_exp(torch.cat(margins), training.sharpness)))
     finite = np.nan_to_num(np.array(pooled), nan=0.0)
     return image_auroc(finite, dataset.defective[chosen].numpy()).value or 0.0
-
-
-def no_separation_message(separation: float) -> str:
-    """What went wrong and what to try when the two bins are not separable."""
-    return (
-        f"good and defective images are not separable: AUROC {separation:.2f} on the training "
-        f"images themselves, at least {LEAST_SEPARATION} is needed, so no model was written. "
-        "Try, in this order: (a) check that the bins are sorted rightly; (b) a larger "
-        "--input-size, so that the defects stay visible; (c) more defective images; (d) more "
-        "steps: --set dual_gp.steps=800; (e) the defaults of --preset lite for "
-        "dual_gp.sigma_gradient (false) and dual_gp.batch_norm (train). "
-        "log.jsonl holds the diagnostics: margin_good and margin_defective should move apart, "
-        "variance_* should stay above 0.1"
-    )

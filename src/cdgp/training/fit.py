@@ -56,9 +56,10 @@ def train(manifest: Manifest, settings: Settings, context: TrainingContext) -> M
     dataset = WeakDataset(data.calibration, inputs)
     collected = collect_evidence(graph, dataset, context.progress)
     calibration = fit_calibration(collected, settings.calibration)
-    if not manifest.has_calibration:
-        calibration = noted(calibration, WITHOUT_CALIBRATION)
     image = calibration.image
+    if not manifest.has_calibration:
+        image = image._replace(notes=(*image.notes, WITHOUT_CALIBRATION))
+        calibration = calibration._replace(image=image)
     context.log({"stage": "calibration", "slope": image.slope, "intercept": image.intercept,
                  "notes": image.notes})  # fmt: skip
     decision = decide(collected, calibration, settings.decision)
@@ -100,12 +101,6 @@ def check_inference(fast: TorchRuntime, model: Model, dataset: WeakDataset) -> d
         "pred_score": parity.pred_score,
         "decisions_changed": float(changed),
     }
-
-
-def noted(calibration: Calibration, note: str) -> Calibration:
-    """The calibration with one more note, which every report of the model shows."""
-    image = calibration.image
-    return calibration._replace(image=image._replace(notes=(*image.notes, note)))
 
 
 def decide(

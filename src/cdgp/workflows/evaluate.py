@@ -124,13 +124,6 @@ def score_samples(
     marked mask, at the images' own sizes. A defective image without a mask, or with an empty one,
     counts in the image metrics alone and is listed in the notes. Masks are read after the score.
 
-    Args:
-        detector: a trained detector.
-        manifest: that the samples belong to, for their names.
-        samples: images with labels and, where there are any, masks.
-        files: where to write each image's overlay and map; nowhere where None.
-        progress: where to show the progress.
-
     Returns:
         The rows, and the metrics as ``metrics.json`` holds them.
 

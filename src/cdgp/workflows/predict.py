@@ -64,7 +64,10 @@ def predict_folder(
     """
     run_folder.check_not_both(resume, overwrite)
     folder, detector = Path(out), load(model)
-    places = outermost([_existing(Path(path)) for path in images])
+    for path in map(Path, images):
+        if not path.exists():
+            raise DataError(f"{path}: no such file or folder")
+    places = outermost([absolute(Path(path)) for path in images])
     count = sum(1 for place in places for _ in walk_images(place))
     if not count:
         raise DataError(f"{', '.join(map(str, images))}: no images found")
@@ -94,12 +97,6 @@ def predict_folder(
     finally:
         ledger.save()
     return _finish_prediction(ledger, folder)
-
-
-def _existing(path: Path) -> Path:
-    if not path.exists():
-        raise DataError(f"{path}: no such file or folder")
-    return absolute(path)
 
 
 def _prepare_prediction(

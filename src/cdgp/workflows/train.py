@@ -105,9 +105,6 @@ def prepare_manifest(
 
     Where the calibration images are held out of training, both classes must be among them.
     Otherwise a class of a single group leaves only the training images to calibrate on.
-
-    Raises:
-        DataError: images, labels or splits that cannot be used.
     """
     chosen = settings.data
     if isinstance(data, Manifest):
@@ -176,7 +173,9 @@ def _evaluate_test(
     metrics, computed_on = None, "nothing: no test images were set aside"
     if test:
         rows, metrics = score_samples(detector, manifest, test, files, progress)
-        metrics["computed_on"] = computed_on = f"{len(test)} test images that no stage has seen"
+        metrics["computed_on"] = computed_on = (
+            f"{len(test)} test images that no stage was trained on"
+        )
     if files is not None:
         write_suspects(files.folder / run_folder.SUSPECTS, doubted)
         if test:

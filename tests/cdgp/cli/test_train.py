@@ -28,7 +28,7 @@ def test_train_evaluate_predict_end_to_end(surfaces: Manifest, tmp_path: Path) -
     assert metrics["good"] + metrics["defective"] == len(
         list(csv.DictReader((out / "scores.csv").open()))
     )
-    assert "no stage has seen" in metrics["computed_on"]
+    assert "no stage was trained on" in metrics["computed_on"]
     for key in ("image_auroc", "pixel_auroc", "pixel_aupro_30", "pixel_aupro_05"):
         assert 0 <= metrics[key] <= 1
     maps = sorted((out / "maps").rglob("*.npy"))

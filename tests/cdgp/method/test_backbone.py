@@ -178,7 +178,7 @@ def test_training_moves_stage_statistics_only_where_asked(name: str, batch_norm:
         ("vit_tiny_patch16_224", r"strides \[16, 16, 16\], needed: \(4, 8, 16\)"),
         ("levit_128s", r"strides \[16, 32, 64\], needed"),
         ("swin_tiny_patch4_window7_224", "one size alone"),
-        ("vgg11", "stem cannot be told"),
+        ("vgg11", "stem ends cannot be found"),
     ],
 )
 def test_backbones_that_do_not_fit_are_refused(name: str, reason: str) -> None:

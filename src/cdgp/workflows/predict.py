@@ -72,13 +72,7 @@ def predict_folder(
     if not count:
         raise DataError(f"{', '.join(map(str, images))}: no images found")
     _prepare_prediction(folder, places, resume, overwrite)
-    listed = b"\0".join(os.fsencode(place) for place in places)
-    cache_key = {
-        "model": digest(run_folder.model_file(Path(model))),
-        "--save-maps": str(save_maps),
-        "list of images and folders": hashlib.sha256(listed).hexdigest(),
-    }
-    ledger = Ledger(folder, cache_key)
+    ledger = Ledger(folder, _cache_key(Path(model), places, save_maps))
     if resume:
         run_folder.remove_leftovers(folder)
         ledger.forget_unreadable()  # a network share that was away may be back
@@ -97,6 +91,16 @@ def predict_folder(
     finally:
         ledger.save()
     return _finish_prediction(ledger, folder)
+
+
+def _cache_key(model: Path, places: Sequence[Path], save_maps: bool) -> dict[str, str]:
+    """What must be the same for a prediction to be resumed, by the words that name it."""
+    listed = b"\0".join(os.fsencode(place) for place in places)
+    return {
+        "model": digest(run_folder.model_file(model)),
+        "--save-maps": str(save_maps),
+        "list of images and folders": hashlib.sha256(listed).hexdigest(),
+    }
 
 
 def _prepare_prediction(

@@ -6,14 +6,12 @@ has the exit code of the command line.
 ```
 CdgpError                     1   the root: catch this to catch all
 ├── SettingsError             2   an unknown, missing or impossible setting or option
-│   └── NotRunError           2   benchmark: a method lacks an input that the plan must give
 ├── DataError                 3   images, masks or a manifest that cannot be used
 │   ├── ImageError            3   one image or mask that cannot be read
 │   └── LeakError             3   the same image on both sides of a split
 ├── WeightsError              1   backbone weights that cannot be loaded
 ├── ModelFileError            1   a model file that is damaged, foreign or of another version
 ├── OutputError               1   a place that cannot be written, or that already holds something
-├── LatencyError              1   benchmark: a measuring process that ended early
 └── TrainingError             1   training failed
     └── NoSeparationError     1   good and defective images are not separable: no usable model
 
@@ -33,10 +31,6 @@ class SettingsError(CdgpError):
     """An unknown, missing or impossible setting or option."""
 
     exit_code = 2
-
-
-class NotRunError(SettingsError):
-    """A method lacks an input that the plan must give; its row in a benchmark says 'not run'."""
 
 
 class DataError(CdgpError):
@@ -63,10 +57,6 @@ class ModelFileError(CdgpError):
 
 class OutputError(CdgpError):
     """A place that cannot be written, or that already holds something."""
-
-
-class LatencyError(CdgpError):
-    """A measuring process that ended early."""
 
 
 class TrainingError(CdgpError):

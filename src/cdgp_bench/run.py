@@ -4,16 +4,15 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from filelock import FileLock, Timeout
-
-from cdgp.errors import CdgpError, NotRunError, OutputError
+from cdgp.errors import CdgpError
 from cdgp.method.build import pretrained_encoder
 from cdgp.progress import Progress
+from cdgp.run_folder import lock
+from cdgp_bench.errors import NotRunError
 from cdgp_bench.grid import METHODS, Run, Variant, budgets_of, variants_of
 from cdgp_bench.measure.complexity import measured
 from cdgp_bench.measure.harness import machine
@@ -69,7 +68,7 @@ def run_plan(plan: Plan, place: Place, reuse: Sequence[Path] = ()) -> Outcome:
         DataError: images that cannot be used, before anything is trained.
         OutputError: the rows in ``place.out`` were made with other settings or images.
     """
-    with only_one(place.out):
+    with lock(place.out):
         for name in plan.datasets:
             # Weights that cannot be had are an error now, not one in every run.
             pretrained_encoder(plan.settings_of(name, Variant("", plan.methods[0]), 0))
@@ -80,20 +79,6 @@ def run_plan(plan: Plan, place: Place, reuse: Sequence[Path] = ()) -> Outcome:
         costs = measure_costs(plan, prepared, place)
         failed += [row for row in costs if row["status"] == "failed"]
         return Outcome(rows, [row for row in costs if row["status"] == "ok"], failed)
-
-
-@contextmanager
-def only_one(out: Path) -> Iterator[None]:
-    """Hold the folder for this process; another one that has it is an ``OutputError``."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with FileLock(out / ".lock", timeout=0):
-            yield
-    except Timeout as error:
-        raise OutputError(
-            f"{out}: another benchmark is running there; wait for it, or choose another --out and "
-            f"share --checkpoints"
-        ) from error
 
 
 def compute_rows(

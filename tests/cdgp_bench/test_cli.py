@@ -14,10 +14,11 @@ import pytest
 from tests.cdgp_bench.helpers import run_cli, written
 
 from cdgp.data.manifest import Manifest
+from cdgp.run_folder import lock
 from cdgp.workflows import Run
 from cdgp_bench.plan import read_plan
 from cdgp_bench.rows import ROWS, read_rows
-from cdgp_bench.run import only_one, plan_runs
+from cdgp_bench.run import plan_runs
 
 COMMAND = [sys.executable, "-m", "cdgp.cli.main", "benchmark", "smoke", "--quiet"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -132,9 +133,9 @@ def test_missing_packages_and_rows_are_found_before_anything_runs(
 
 def test_one_process_at_a_time(tmp_path: Path, surfaces: Manifest) -> None:
     plan = written(tmp_path, surfaces.root, (', "cdgp"', ""))
-    with only_one(tmp_path / "out"):
+    with lock(tmp_path / "out"):
         code, output = run_cli(plan, "--out", tmp_path / "out", "--quiet")
-    assert code == 1 and "--checkpoints" in output
+    assert code == 1 and "another process" in output
     assert run_cli(plan, "--out", tmp_path / "out", "--quiet")[0] == 0
 
 

@@ -19,7 +19,8 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Self, TypeVar
 
-from cdgp.errors import CdgpError, LatencyError
+from cdgp.errors import CdgpError
+from cdgp_bench.errors import LatencyError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

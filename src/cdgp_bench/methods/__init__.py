@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from cdgp.errors import NotRunError
+from cdgp_bench.errors import NotRunError
 
 
 class MethodOptions(BaseModel):

@@ -13,11 +13,11 @@ import torch
 from pydantic import Field
 
 from cdgp.data.manifest import WeakSplit
-from cdgp.errors import NotRunError
 from cdgp.files import digest
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
+from cdgp_bench.errors import NotRunError
 from cdgp_bench.methods import Fitted, MethodOptions, images_digest, require_images
 from cdgp_bench.methods import through_anomalib as through
 

@@ -11,10 +11,10 @@ import torch
 from pydantic import Field
 
 from cdgp.data.manifest import WeakSplit
-from cdgp.errors import NotRunError
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.training.dual_gp import dual_gp_samples
+from cdgp_bench.errors import NotRunError
 from cdgp_bench.methods import MethodOptions
 from cdgp_bench.methods import through_anomalib as through
 

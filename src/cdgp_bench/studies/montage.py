@@ -21,13 +21,13 @@ from cdgp.errors import CdgpError
 from cdgp.inference import resize_map
 from cdgp.presets import DataSettings
 from cdgp.progress import Bars
+from cdgp.run_folder import lock
 from cdgp_bench.figures import new_figure, save_figure
 from cdgp_bench.grid import METHODS
 from cdgp_bench.plan import read_plan
 from cdgp_bench.prepare import prepare_all
 from cdgp_bench.protocol import Prepared, SplitKey
 from cdgp_bench.qualitative import marked, marked_shares
-from cdgp_bench.run import only_one
 from cdgp_bench.scoring import kind_of
 from cdgp_bench.studies.paired import finished, plan_arguments
 
@@ -39,7 +39,7 @@ def main() -> None:
     plan, progress = read_plan(given.plan), Bars()
     maps: dict[SplitKey, dict[str, list[NDArray[np.float32]]]] = defaultdict(dict)
     shown: dict[SplitKey, list[Sample]] = {}
-    with only_one(given.runs):
+    with lock(given.runs):
         prepared = prepare_all(plan, given.runs, progress, print)
         for run, _ in finished(plan, prepared, given.runs):
             key = run.split_key

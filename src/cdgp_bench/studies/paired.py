@@ -26,6 +26,7 @@ import numpy as np
 from cdgp.errors import CdgpError
 from cdgp.files import atomic_write
 from cdgp.progress import Bars, Progress
+from cdgp.run_folder import lock
 from cdgp_bench import resampling
 from cdgp_bench.grid import METHODS, Run
 from cdgp_bench.plan import Plan, read_plan
@@ -34,7 +35,7 @@ from cdgp_bench.protocol import Prepared, SplitKey
 from cdgp_bench.resampling import LIMITS, Profile
 from cdgp_bench.results import NAMES
 from cdgp_bench.rows import ROWS, Row, hash_of, identity_of, read_rows, wanted_hash, write_rows
-from cdgp_bench.run import only_one, plan_runs
+from cdgp_bench.run import plan_runs
 from cdgp_bench.scoring import scores_of
 from cdgp_bench.studies import grouped, markdown_table
 
@@ -69,7 +70,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def compared(plan: Plan, runs: Path, checkpoints: Path) -> list[Row]:
     """Rows of all pairs and sizes, one category of one set and seed after another."""
     progress = Bars()
-    with only_one(runs):
+    with lock(runs):
         prepared = prepare_all(plan, runs, progress, print)
         found: dict[SplitKey, dict[str, Profile]] = defaultdict(dict)
         for run, row in finished(plan, prepared, runs):

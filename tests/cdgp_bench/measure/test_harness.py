@@ -6,7 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from cdgp.errors import LatencyError, SettingsError
+from cdgp.errors import SettingsError
+from cdgp_bench.errors import LatencyError
 from cdgp_bench.measure.harness import (
     Worker,
     alternate,

@@ -14,9 +14,10 @@ from tests.cdgp_bench.helpers import tiny_options
 from tests.helpers import tiny_settings
 
 from cdgp.data.manifest import WeakSample
-from cdgp.errors import NotRunError, SettingsError
+from cdgp.errors import SettingsError
 from cdgp.method.build import pretrained_encoder
 from cdgp.progress import Quiet
+from cdgp_bench.errors import NotRunError
 from cdgp_bench.grid import METHODS
 from cdgp_bench.methods import draem, efficientad, padim, patchcore, rd4ad
 from cdgp_bench.methods import through_anomalib as through

@@ -1,7 +1,7 @@
 """One safetensors file with everything that prediction needs: weights, calibration, settings.
 
 Metadata (JSON strings): ``format``, ``version``, ``settings``, ``calibration`` (the numbers),
-``decision`` and ``provenance``. Nothing in it can run code. A file that is damaged, foreign or of a
+``decision`` and ``provenance``. Nothing in it can run code. A file that is damaged, foreign or of
 another version is a ModelFileError.
 """
 

@@ -161,7 +161,7 @@ class DecisionSettings(_Section):
 
 
 class InferenceSettings(_Section):
-    """How the trained model runs in torch on a GPU; on a processor it is float32, step by step.
+    """How the trained model runs in torch on a GPU; on a processor it is float32, eager.
 
     Whatever is not the default is compared with float32 on the calibration images before the
     model is written; a model that was made without a GPU has not been, and runs in float32.
@@ -204,7 +204,7 @@ class Settings(_Section):
         if self.tile and self.inference.mode != "eager":
             raise ValueError(
                 f"inference.mode = {self.inference.mode!r}: the windows of tile = true run "
-                "step by step alone; leave inference.mode at 'eager'"
+                "in eager mode alone; leave inference.mode at 'eager'"
             )
         if self.decision.max_false_rejects is not None and self.calibration.pictures != "held_out":
             raise ValueError(

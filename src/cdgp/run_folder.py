@@ -22,8 +22,10 @@ own. Every file is written whole or not at all (see `files.atomic_write`).
 | `unfinished.sqlite` | unfinished prediction; removed at its end                | predict         |
 | `.lock`             | held by the process that works in the folder, see `lock` | benchmark       |
 
-`--resume` goes on from `checkpoints/` or `unfinished.sqlite`. `--overwrite` removes the files in
-this table and keeps all others.
+Without a test part, a training leaves no scores, metrics, overlays and maps. `--resume` goes on
+from `checkpoints/` or `unfinished.sqlite`. `--overwrite` removes what an earlier run or prediction
+has left under these names, `overlays/`, `maps/` and `checkpoints/` with all they hold, and keeps
+every other file; `cdgp check --overwrite` replaces its own two files alone.
 """
 
 import csv

@@ -5,9 +5,10 @@ paper): a percentile bootstrap of the mean difference, an exact sign-flip test, 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 RESAMPLES = 100_000
@@ -92,8 +93,14 @@ def sign_flip(differences: Sequence[float] | np.ndarray) -> float:
     if len(values) == 1:
         return 1.0  # both assignments lie equally far; scipy wants two observations
     exact = len(values) <= 20
+    scale = float(np.abs(values).max()) or 1.0
+
+    def mean(signed: NDArray[np.float64], axis: int) -> Any:
+        """Rounded, so that means which are equal but for the order of their sum tie."""
+        return np.round(np.mean(signed, axis=axis) / scale, 12)
+
     found = stats.permutation_test(
-        (values,), np.mean, permutation_type="samples", vectorized=True, batch=10_000,
+        (values,), mean, permutation_type="samples", vectorized=True, batch=10_000,
         n_resamples=np.inf if exact else 1_000_000, rng=np.random.default_rng(0),
     )  # fmt: skip
     return float(min(1.0, found.pvalue))

@@ -112,6 +112,8 @@ def _near_pairs(stats: Sequence[ImageStats]) -> list[tuple[int, int]]:
         columns = np.flatnonzero(close.any(axis=0)) + start
         correlation = thumbnails[rows].astype(np.float32) @ thumbnails[columns].astype(np.float32).T
         left, right = np.nonzero(close[:, columns - start] & (correlation > NEAR))
+        if not len(left):
+            continue
         found = connected(len(hashes), zip(rows[left], columns[right], strict=True))
         # In a fixture all pairs are near: of each cluster only the pairs that connect it are kept.
         pairs += [(first, other) for first, *others in found for other in others]

@@ -1,7 +1,7 @@
 """``cdgp evaluate``: metrics of a trained model on labelled images."""
 
 from cdgp.cli import options
-from cdgp.cli.common import bars, handle_errors, say, show_metrics, warn
+from cdgp.cli.common import bars, handle_errors, say, show_metrics
 
 
 @handle_errors
@@ -34,11 +34,6 @@ def evaluate(
         model, data, out_folder, good=good, defective=defective, save_maps=save_maps,
         overwrite=overwrite, progress=bars(quiet),
     )  # fmt: skip
-    if done.trained_on:
-        warn(
-            f"warning: the model was trained on {done.trained_on} of these images: the metrics do "
-            "not hold for new images"
-        )
     show_metrics(done.metrics)
     if done.folder is not None:
         say(f"report: {done.folder / REPORT}")

@@ -21,6 +21,8 @@ FURTHER = {
 }
 """Those commands with their line of help; the entry point is looked up only when one is called."""
 
+HELP = {"help_option_names": ["-h", "--help"]}
+
 app = typer.Typer(
     name="cdgp",
     help="Defect detection and localisation learnt from two bins of images, good and defective.",
@@ -29,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # with boxes, help would take three times as long
     pretty_exceptions_enable=False,
     add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP,
 )
 app.command()(check)
 app.command()(train)
@@ -54,7 +56,12 @@ def add_further(app: typer.Typer, name: str, summary: str) -> None:
                 f"{name}: is not installed: pip install 'cdgp[bench]', or in a clone "
                 "pip install -e '.[bench]'"
             )
-        own = typer.Typer(add_completion=False, rich_markup_mode=None)
+        own = typer.Typer(
+            add_completion=False,
+            rich_markup_mode=None,
+            pretty_exceptions_enable=False,
+            context_settings=HELP,
+        )
         own.command(name)(found[name].load())
         code = own(context.args, prog_name=f"cdgp {name}", standalone_mode=False)
         raise typer.Exit(code or 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -45,11 +46,22 @@ def group_members(manifest: Manifest, samples: Sequence[Sample]) -> list[list[in
 
 
 def group_numbers(manifest: Manifest, samples: Sequence[Sample]) -> NDArray[np.int64]:
-    """(n,) the number of each sample's group; samples that must stay on one side share it."""
+    """(n,) the number of each sample's group; samples that must stay on one side share it.
+
+    The numbers follow from the pixels alone, so that folds drawn by them do not depend on names.
+    """
     numbers = np.empty(len(samples), np.int64)
-    for number, members in enumerate(group_members(manifest, samples)):
+    groups = group_members(manifest, samples)
+    groups.sort(key=lambda members: hashed_order(manifest, [samples[i] for i in members], seed=0))
+    for number, members in enumerate(groups):
         numbers[members] = number
     return numbers
+
+
+def hashed_order(manifest: Manifest, members: Sequence[Sample], seed: int) -> str:
+    """A key that sorts groups in an order drawn by the seed, a function of their pixels."""
+    least = min(pixels_of(manifest, sample) for sample in members)
+    return hashlib.sha256(f"{seed}:{least}".encode()).hexdigest()
 
 
 def pixels_of(manifest: Manifest, sample: Sample) -> str:

@@ -67,6 +67,10 @@ class WeakSplit:
     sha256: str
     good_fit_sha256: str
     """Digest of the good fit images: the student's training depends on nothing else."""
+    own_calibration: bool
+    """Whether the calibration images are set aside, and are not the training images."""
+    counts: dict[str, tuple[int, int]]
+    """(good, defective) by split, of the whole manifest."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,8 @@ class Manifest:
             self.weak("train"),
             self.sha256,
             replace(self, samples=good_fit).sha256,
+            own,
+            self.counts(),
         )
 
     @property

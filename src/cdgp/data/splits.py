@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from sklearn.model_selection import StratifiedGroupKFold
 
-from cdgp.data.groups import group_members, pixels_of
+from cdgp.data.groups import group_members, hashed_order, pixels_of
 from cdgp.data.manifest import Manifest, Sample, listed
 from cdgp.errors import DataError, LeakError, SettingsError
 
@@ -145,16 +145,13 @@ def _check_labels(manifest: Manifest) -> None:
 
 def _groups(manifest: Manifest, samples: tuple[Sample, ...], seed: int) -> list[_Group]:
     """The groups, in an order that only the seed and the pixels decide."""
-
-    def order(group: _Group) -> str:
-        least = min(pixels_of(manifest, samples[i]) for i in group.members)
-        return hashlib.sha256(f"{seed}:{least}".encode()).hexdigest()
-
     groups = [
         _Group(tuple(members), frozenset(samples[i].defective for i in members))
         for members in group_members(manifest, samples)
     ]
-    return sorted(groups, key=order)
+    return sorted(
+        groups, key=lambda g: hashed_order(manifest, [samples[i] for i in g.members], seed)
+    )
 
 
 def _hold_out(

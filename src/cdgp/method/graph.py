@@ -34,7 +34,7 @@ TABLE_SIZE = 2**20
 
 
 class EvidenceGraph(nn.Module):
-    """Both branches of a trained network, for inference alone; it stays as it is itself.
+    """Both branches of a trained network, for inference alone; the network given is not changed.
 
     Args:
         network: trained.
@@ -76,7 +76,7 @@ class EvidenceGraph(nn.Module):
 
 
 class InferenceGraph(nn.Module):
-    """From images to the calibrated result, as one module without branches."""
+    """From images to the calibrated result, as one module without control flow."""
 
     def __init__(self, evidence: EvidenceGraph, calibration: Calibration) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class OutputGraph(nn.Module):
 
 
 class Encoders(nn.Module):
-    """The fine-tuned encoder and the frozen teacher, with what they have in common done once."""
+    """The fine-tuned encoder and the frozen teacher, with a shared stem run once."""
 
     def __init__(self, encoder: Encoder, teacher: Encoder) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class DominanceHead(nn.Module):
 
         g = beta . c / sqrt(c^T U^T U c) = b . s / |s|,
 
-    in which the length of c has gone. s is the sum of what the stages give, each made at its own
+    which no longer depends on |c|. s is the sum of what the stages give, each made at its own
     resolution, over the length of its projection, and then upsampled. Coordinates are those of a
     QR factorisation of the projections, finest stage first, so that the first two stages give
     C_1 + C_2 entries of s alone; the others come from the coarsest stage alone and have nothing to

@@ -42,7 +42,7 @@ class TokenProjection(nn.Module):
     """Project three stages to D channels, normalise, align to the first stage, average, normalise.
 
     The projections are orthogonal before training, so that cosine similarities between ImageNet
-    features survive as well as D dimensions allow.
+    features are kept as well as D dimensions allow.
 
     Args:
         channels: channels of the three stages.

@@ -51,7 +51,7 @@ class Decisions:
 def reliability_curve(
     probabilities: ArrayLike, labels: ArrayLike, bins: int = 10
 ) -> ReliabilityCurve:
-    """Mean probability and observed rate of defects in each of at least one bin.
+    """Mean probability and observed rate of defects in each bin.
 
     Args:
         probabilities: (n,) P(defective), in [0, 1].
@@ -109,10 +109,11 @@ def expected_calibration_error(
 def false_reject_threshold(normal_scores: ArrayLike, max_rate: float) -> FalseRejectThreshold:
     r"""Threshold that rejects a new normal image with a probability of at most `max_rate`.
 
-    Of n held-out normal scores the k-th smallest, :math:`k = \lceil (n + 1)(1 - R) \rceil`. If a
-    new normal score is exchangeable with them, its rank among the n + 1 is uniform, so it exceeds
-    the threshold with probability at most 1 - k / (n + 1); ties only lower that. The probability
-    is over the held-out images and the new one together. (Vovk et al., "Algorithmic Learning in
+    It is the k-th smallest of n held-out normal scores,
+    :math:`k = \lceil (n + 1)(1 - R) \rceil`. If a new normal score is exchangeable with them, its
+    rank among the n + 1 is uniform, so it exceeds the threshold with probability at most
+    1 - k / (n + 1); ties only lower that. The probability is over the held-out images and the new
+    one together. (Vovk et al., "Algorithmic Learning in
     a Random World", 2005; split conformal prediction.)
 
     Args:
@@ -133,7 +134,7 @@ def false_reject_threshold(normal_scores: ArrayLike, max_rate: float) -> FalseRe
     k = math.ceil((n + 1) * (1 - rate))
     if k > n:
         raise SettingsError(
-            f"too few normal images to calibrate a false-reject rate of at most {max_rate}: "
+            f"too few good images to calibrate a false-reject rate of at most {max_rate}: "
             f"{n} are held out of training, at least {math.ceil(1 / rate) - 1} are needed"
         )
     return FalseRejectThreshold(float(np.sort(scores)[k - 1]), float(1 - Fraction(k, n + 1)), n)

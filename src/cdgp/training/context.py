@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from lightning_fabric import Fabric
 
-from cdgp.errors import OutputError
+from cdgp.errors import ImageError, OutputError, WeightsError
 from cdgp.files import digest
 from cdgp.presets import Settings
 from cdgp.progress import Progress
@@ -96,7 +96,10 @@ def shared_parts(settings: Settings) -> dict[str, Any]:
     if settings.tile:  # named only then, so that other digests stay as they are
         parts["tile"] = True
     if settings.backbone.weights not in ("hub", "bundled", "random"):
-        parts["weights_sha256"] = digest(Path(settings.backbone.weights))
+        try:
+            parts["weights_sha256"] = digest(Path(settings.backbone.weights))
+        except ImageError as error:
+            raise WeightsError(f"--weights {error}") from error
     return parts
 
 

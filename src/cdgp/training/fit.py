@@ -1,4 +1,4 @@
-"""From a split manifest to a calibrated model: the order of the stages."""
+"""From weakly labelled images to a calibrated model: the order of the stages."""
 
 import platform
 from datetime import UTC, datetime
@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 from cdgp.artifact import Decision, Model
-from cdgp.data.manifest import Manifest
+from cdgp.data.manifest import WeakSplit
 from cdgp.errors import SettingsError, TrainingError
 from cdgp.method.build import assemble
 from cdgp.method.calibration import Calibration, image_probability
@@ -24,7 +24,7 @@ from cdgp.training.student import train_student
 
 WITHOUT_BOUND = (
     "The training is kept: --resume with --set calibration.pictures=held_out in place of "
-    "--max-false-rejects writes the model with a plain threshold"
+    "--max-false-rejects writes the model with decision.threshold, without a bound"
 )
 WITHOUT_CALIBRATION = (
     "a class has too few images to set some aside, so the calibration rests on the training "
@@ -34,13 +34,12 @@ MOST_MOVED = 0.01
 """Most that a probability may move in another precision or mode than float32, eager."""
 
 
-def train(manifest: Manifest, settings: Settings, context: TrainingContext) -> Model:
+def train(data: WeakSplit, settings: Settings, context: TrainingContext) -> Model:
     """Both trained stages and the calibration.
 
     Each image is decoded once for all stages, as long as the inputs fit into memory. Errors: see
     ``cdgp.errors``; SettingsError for a false-reject bound that the calibration cannot give.
     """
-    data = manifest.weak_split()
     inputs, device = new_inputs(settings), context.fabric.device
     dual = train_dual_gp(
         WeakDataset(dual_gp_samples(data, settings), inputs),
@@ -57,13 +56,13 @@ def train(manifest: Manifest, settings: Settings, context: TrainingContext) -> M
     collected = collect_evidence(graph, dataset, context.progress)
     calibration = fit_calibration(collected, settings.calibration)
     image = calibration.image
-    if not manifest.has_calibration:
+    if not data.own_calibration:
         image = image._replace(notes=(*image.notes, WITHOUT_CALIBRATION))
         calibration = calibration._replace(image=image)
     context.log({"stage": "calibration", "slope": image.slope, "intercept": image.intercept,
                  "notes": image.notes})  # fmt: skip
     decision = decide(collected, calibration, settings.decision)
-    made = provenance(manifest, dual.separation)
+    made = provenance(data, dual.separation)
     model = Model(network, calibration, decision, settings, made)
     if device.type == "cuda" and settings.inference != InferenceSettings():
         fast = TorchRuntime(model, device, settings.inference)
@@ -109,8 +108,8 @@ def decide(
     """The threshold on the image score: as set, or from held-out good images.
 
     The logistic is increasing, so ranks of the pooled evidence are ranks of the probability, and
-    the finite-sample bound carries over. A slope of zero would tie all images and is an error;
-    it shows only after training.
+    the finite-sample bound carries over. A slope of zero would tie all images and is an error,
+    which only the training can show.
 
     Raises:
         SettingsError: too few good images for the rate, or a probability without ranking.
@@ -143,19 +142,19 @@ def decide(
     )
 
 
-def check_calibration(manifest: Manifest, settings: Settings) -> None:
+def check_calibration(data: WeakSplit, settings: Settings) -> None:
     """Check that the good calibration images can support the false-reject rate asked for."""
     rate = settings.decision.max_false_rejects
     if rate is not None:
-        good, _ = manifest.counts()["calibration"]
+        good, _ = data.counts["calibration"]
         false_reject_threshold([float(i) for i in range(good)], rate)
 
 
-def provenance(manifest: Manifest, separation: float) -> dict[str, Any]:
+def provenance(data: WeakSplit, separation: float) -> dict[str, Any]:
     """Where a model comes from: data digest, counts, versions, machine, time."""
     return {
-        "manifest_sha256": manifest.sha256,
-        "counts": {name: list(counts) for name, counts in manifest.counts().items()},
+        "manifest_sha256": data.sha256,
+        "counts": {name: list(counts) for name, counts in data.counts.items()},
         "separation": separation,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),

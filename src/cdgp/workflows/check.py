@@ -66,6 +66,7 @@ def check_data(
     for path in (*files, *([table] if table is not None else [])):
         if path.exists() and not overwrite:
             raise SettingsError(f"{path}: exists; choose another place or give --overwrite")
+        run_folder.check_writable(path, path.parent)
     with _data_warnings() as notes:
         manifest = layouts.load(source, *bins)
     listed = absolute(source) if source.is_file() else absolute(source) / run_folder.MANIFEST

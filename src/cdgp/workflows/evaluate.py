@@ -1,5 +1,6 @@
 """Score labelled images, and compute the metrics over them."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ from cdgp.evaluation import (
 from cdgp.inference import Detector, load
 from cdgp.progress import Progress, Quiet
 from cdgp.report.results import ResultFiles
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ def evaluate_run(
     known = run_folder.trained_on(Path(model))
     seen = sum(sample.pixel_sha256 in known for sample in samples)
     computed_on = f"{len(samples)} {'test images' if test else 'images'} of {source}"
-    if seen:
+    if seen:  # before the long work, so that it can be stopped
+        log.warning("the model was trained on %d of these images: no measure of new ones", seen)
         computed_on += f", {seen} of which the model was trained on"
     files = None
     if folder is not None:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -72,25 +73,25 @@ def predict_folder(
     if not count:
         raise DataError(f"{', '.join(map(str, images))}: no images found")
     _prepare_prediction(folder, places, resume, overwrite)
-    ledger = Ledger(folder, _cache_key(Path(model), places, save_maps))
-    if resume:
-        run_folder.remove_leftovers(folder)
-        ledger.forget_unreadable()  # a network share that was away may be back
-    files = ResultFiles(folder, detector, save_maps)
-    try:
-        with (progress or Quiet()).phase("Prediction", count) as advance:
-            for name, path in named_images(places):
-                if not ledger.has(name):
-                    _predict_one(detector, name, path, files, ledger)
-                advance()
-        files.write_tables(ledger, None)
-        files.write_report(ledger, None, f"{len(ledger)} images without labels")
-    except KeyboardInterrupt:
-        done = f"interrupted after {len(ledger)} of {count} images"
-        raise Interrupted(f"{done}; --resume goes on from there") from None
-    finally:
-        ledger.save()
-    return _finish_prediction(ledger, folder)
+    with closing(Ledger(folder, _cache_key(Path(model), places, save_maps))) as ledger:
+        if resume:
+            run_folder.remove_leftovers(folder)
+            ledger.forget_unreadable()  # a network share that was away may be back
+        files = ResultFiles(folder, detector, save_maps)
+        try:
+            with (progress or Quiet()).phase("Prediction", count) as advance:
+                for name, path in named_images(places):
+                    if not ledger.has(name):
+                        _predict_one(detector, name, path, files, ledger)
+                    advance()
+            files.write_tables(ledger, None)
+            files.write_report(ledger, None, f"{len(ledger)} images without labels")
+        except KeyboardInterrupt:
+            done = f"interrupted after {len(ledger)} of {count} images"
+            raise Interrupted(f"{done}; --resume goes on from there") from None
+        found = _finished(ledger, folder)
+    ledger.path.unlink()
+    return found
 
 
 def _cache_key(model: Path, places: Sequence[Path], save_maps: bool) -> dict[str, str]:
@@ -133,18 +134,15 @@ def _predict_one(
     ledger.add(row)
 
 
-def _finish_prediction(ledger: Ledger, folder: Path) -> PredictedFolder:
-    """List the unreadable images, and remove the ledger."""
+def _finished(ledger: Ledger, folder: Path) -> PredictedFolder:
+    """List the unreadable images, and count."""
     place = folder / run_folder.UNREADABLE
     if ledger.unreadable:
         ledger.write_unreadable(place)
     else:
         place.unlink(missing_ok=True)
     problems = [problem for _, problem in islice(ledger.problems(), SHOWN)]
-    done = PredictedFolder(folder, len(ledger), ledger.rejected, ledger.unreadable, problems)
-    ledger.close()
-    ledger.path.unlink()
-    return done
+    return PredictedFolder(folder, len(ledger), ledger.rejected, ledger.unreadable, problems)
 
 
 def outermost(places: Sequence[Path]) -> list[Path]:

@@ -88,11 +88,11 @@ def train_run(
             layouts.check_outside(folder, Path(data), settings.data.good, settings.data.defective)
         run_folder.check_startable(folder, settings, resume, overwrite)
     manifest, found = prepare_manifest(data, settings, progress)
-    check_calibration(manifest, settings)
+    check_calibration(manifest.weak_split(), settings)
     for finding in found.of("warning"):  # before the long work, so that it can be stopped
         log.warning("%s: %s", manifest.root, finding.text)
     if folder is None:
-        model = train(manifest, settings, new_context(None, None, progress))
+        model = train(manifest.weak_split(), settings, new_context(None, None, progress))
     else:
         model = _train_into(folder, manifest, found, settings, resume, progress)
     return _evaluate_test(model, manifest, found, folder, save_maps, progress)
@@ -149,7 +149,7 @@ def _train_into(
     write_text(folder / run_folder.CHECK, json.dumps(found.record(), indent=1) + "\n")
     context = new_context(folder / run_folder.CHECKPOINTS, folder / run_folder.LOG, progress)
     context.log({"stage": "start", "manifest_sha256": manifest.sha256, "resumed": resume})
-    model = train(manifest, settings, context)
+    model = train(manifest.weak_split(), settings, context)
     artifact.save(place, model)
     run_folder.remove_checkpoints(folder)
     return model

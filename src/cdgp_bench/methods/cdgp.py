@@ -203,11 +203,11 @@ def fit(
     )
     outputs = OutputGraph(calibration)
 
-    @torch.inference_mode()
     def score(paths: Sequence[Path]) -> Iterator[Scored]:
         stored = stored_evidence(folder, paths, trained, settings, "Test", progress)
         for size, evidence in zip(stored.sizes, stored.evidence(), strict=True):
-            found = outputs(evidence, settings.input_size)
+            with torch.inference_mode():
+                found = outputs(evidence, settings.input_size)
             yield Scored(
                 size,
                 found.anomaly_map[0].numpy(),
@@ -244,7 +244,6 @@ class Parts(NamedTuple):
     """The final map at the input's size."""
 
 
-@torch.inference_mode()
 def decompose(
     data: WeakSplit,
     settings: Settings,
@@ -257,7 +256,8 @@ def decompose(
     network = found.trained().network
     device = next(network.parameters()).device
     batch: Tensor = to_input(image, settings.input_size)[None].to(device)
-    normal, anomaly = network.means(batch)
     graph = InferenceGraph(EvidenceGraph(network), found.calibration).to(device)
-    final = graph(batch.contiguous(memory_format=torch.channels_last)).anomaly_map
+    with torch.inference_mode():
+        normal, anomaly = network.means(batch)
+        final = graph(batch.contiguous(memory_format=torch.channels_last)).anomaly_map
     return Parts(*(m[0].cpu().numpy() for m in (normal, anomaly, final)))

@@ -1,9 +1,10 @@
 """RD4AD (Deng and Li, 2022) through anomalib: reverse distillation from a bottleneck.
 
 The map is the sum of the stages' cosine distances, the image score its maximum. anomalib has
-decoders for residual networks; for any other backbone bottleneck and decoder are ours, of the same
-design: the stages fused at stride 16, a residual block to stride 32, and one residual stage up to
-each of the encoder's, with a linear last convolution since stages may end without an activation.
+decoders for residual networks alone. For any other backbone, bottleneck and decoder are ours, of
+the same design: the stages are fused at stride 16, a residual block goes down to stride 32, and one
+residual stage goes up to each stage of the encoder. The last convolution of a stage is linear,
+since an encoder's stage may end without an activation.
 """
 
 import functools

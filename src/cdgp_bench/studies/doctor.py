@@ -1,4 +1,4 @@
-"""How well the data doctor finds what is there: near duplicates, empty masks, wrong labels.
+"""How well `cdgp check` and suspect labels find near duplicates, empty masks and wrong labels.
 
     python -m cdgp_bench.studies.doctor --data DATA
 
@@ -99,7 +99,7 @@ def correlated(manifest: Manifest) -> set[tuple[str, str]]:
 
 
 def flips(name: str, listed: Manifest) -> list[dict[str, Any]]:
-    """Share of flipped labels among the most doubted ones, over three draws.
+    """Share of the flipped labels that are found among the most doubted, over three draws.
 
     Every image is cross-fitted: there is no test part.
     """

@@ -46,7 +46,8 @@ def test_commands_of_other_packages(further: typer.Typer) -> None:
     assert "Greets." in plain(call("--help"))
     assert call("say-hello", "you", "--loud").output == "hello you!\n"
     assert "Say hello." in plain(call("say-hello", "--help"))
-    assert call("say-hello", "--help").exit_code == 0
+    for option in ("--help", "-h"):
+        assert call("say-hello", option).exit_code == 0
     assert call("say-hello", "nobody").exit_code == 3
     assert call("say-hello", "you", "--nonsense").exit_code == 2
     assert call("say-goodbye").exit_code == 2

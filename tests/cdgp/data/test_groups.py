@@ -1,5 +1,7 @@
 """Connected components against a search by hand; groups by name and by equal pixels."""
 
+import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +60,17 @@ def test_groups_join_by_name_and_by_equal_pixels() -> None:
     )  # fmt: skip
     made = Manifest(ROOT, rows)
     assert group_members(made, made.samples) == [[0, 1, 2], [3, 4], [5], [6]]
-    np.testing.assert_array_equal(group_numbers(made, made.samples), [0, 0, 0, 1, 1, 2, 3])
+    numbers = group_numbers(made, made.samples)
+    expected = np.empty(7, int)
+    least = {"p0": [0, 1, 2], "p3": [3, 4], "b": [5], "p6": [6]}
+    order = sorted(least, key=lambda pixels: hashlib.sha256(f"0:{pixels}".encode()).hexdigest())
+    for number, pixels in enumerate(order):
+        expected[least[pixels]] = number
+    np.testing.assert_array_equal(numbers, expected)
+    renamed = replace(made, samples=tuple(
+        replace(s, image=ROOT / f"{9 - i}.png") for i, s in enumerate(made.samples)
+    ))  # fmt: skip
+    np.testing.assert_array_equal(group_numbers(renamed, renamed.samples), numbers[::-1])
 
 
 def test_pixel_digests_are_needed() -> None:

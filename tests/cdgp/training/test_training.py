@@ -1,11 +1,13 @@
 """Both stages and the whole fit: determinism, resumption, what reaches training, advice."""
 
+import ast
 import json
 import platform
 import random
 import subprocess
 import sys
 from dataclasses import fields, replace
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,7 @@ from tests.helpers import (
 
 from cdgp import artifact
 from cdgp.data.images import read_image, to_input
-from cdgp.data.manifest import Manifest, WeakSample
+from cdgp.data.manifest import Manifest, WeakSample, WeakSplit
 from cdgp.files import subsample_evenly
 from cdgp.method.resize import upsample
 from cdgp.method.student import residual_map, residuals
@@ -30,6 +32,7 @@ from cdgp.metrics.ranking import pixel_auroc
 from cdgp.presets import settings
 from cdgp.progress import Quiet
 from cdgp.training import dual_gp
+from cdgp.training import fit as stages
 from cdgp.training.context import new_context
 from cdgp.training.dataset import InputCache, WeakDataset, new_inputs, shuffled_stream
 from cdgp.training.student import train_student
@@ -38,8 +41,15 @@ from cdgp.workflows import train_run as fit
 from cdgp_bench.synthetic import make_dataset, plant_defect
 
 
-def test_training_sees_no_mask() -> None:
+def test_training_receives_no_mask() -> None:
+    """Neither its types nor its imports lead to one."""
     assert {field.name for field in fields(WeakSample)} == {"image", "defective"}
+    assert next(iter(signature(stages.train).parameters.values())).annotation is WeakSplit
+    for path in Path(stages.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                imported = {alias.name for alias in node.names}
+                assert not imported & {"Manifest", "Sample", "read_mask", "read_masks"}, path
 
 
 @pytest.mark.slow

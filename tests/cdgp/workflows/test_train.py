@@ -26,7 +26,7 @@ from tests.helpers import (
 
 from cdgp import artifact, run_folder
 from cdgp.data.manifest import Manifest
-from cdgp.errors import DataError, NoSeparationError, OutputError, SettingsError
+from cdgp.errors import DataError, NoSeparationError, OutputError, SettingsError, WeightsError
 from cdgp.presets import read_settings
 from cdgp.report.galleries import shown_suspects
 from cdgp.training import dual_gp, loop
@@ -169,6 +169,13 @@ def test_no_separation_ends_with_advice_and_no_model(
     with pytest.raises(NoSeparationError, match=r"are not separable.*Try, in this order"):
         train_run(surfaces.root, tmp_path / "run", chosen)
     assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_weights_that_are_gone_are_named_as_weights(surfaces: Manifest, tmp_path: Path) -> None:
+    chosen = tiny_settings(backbone={"weights": str(tmp_path / "gone.safetensors")})
+    for out in (None, tmp_path / "run"):
+        with pytest.raises(WeightsError, match=r"gone\.safetensors"):
+            train_run(surfaces.root, out, chosen)
 
 
 def test_existing_folder_is_kept(tiny_run: Run, surfaces: Manifest) -> None:

@@ -138,8 +138,9 @@ def test_records_name_images_and_no_mask(images: Manifest, tmp_path: Path) -> No
 def test_training_cannot_reach_masks_or_test_images(images: Manifest) -> None:
     part = prepare("d", "c", images, DATA, 0)
     assert {f.name for f in fields(WeakSplit)} == {
-        "fit", "calibration", "train", "sha256", "good_fit_sha256",
+        "fit", "calibration", "train", "sha256", "good_fit_sha256", "own_calibration", "counts",
     }  # fmt: skip
+    assert all(isinstance(n, int) for counts in part.weak.counts.values() for n in counts)
     assert {f.name for f in fields(WeakSample)} == {"image", "defective"}
     test = {s.image for s in part.manifest.of("test")}
     assert not test & {s.image for s in (*part.weak.fit, *part.weak.calibration, *part.weak.train)}

@@ -45,23 +45,25 @@ def group_members(manifest: Manifest, samples: Sequence[Sample]) -> list[list[in
     return connected(len(samples), pairs)
 
 
+def ordered_groups(manifest: Manifest, samples: Sequence[Sample], seed: int) -> list[list[int]]:
+    """``group_members`` in an order that only the seed and the pixels decide."""
+
+    def order(members: list[int]) -> str:
+        least = min(pixels_of(manifest, samples[i]) for i in members)
+        return hashlib.sha256(f"{seed}:{least}".encode()).hexdigest()
+
+    return sorted(group_members(manifest, samples), key=order)
+
+
 def group_numbers(manifest: Manifest, samples: Sequence[Sample]) -> NDArray[np.int64]:
     """(n,) the number of each sample's group; samples that must stay on one side share it.
 
     The numbers follow from the pixels alone, so that folds drawn by them do not depend on names.
     """
     numbers = np.empty(len(samples), np.int64)
-    groups = group_members(manifest, samples)
-    groups.sort(key=lambda members: hashed_order(manifest, [samples[i] for i in members], seed=0))
-    for number, members in enumerate(groups):
+    for number, members in enumerate(ordered_groups(manifest, samples, seed=0)):
         numbers[members] = number
     return numbers
-
-
-def hashed_order(manifest: Manifest, members: Sequence[Sample], seed: int) -> str:
-    """A key that sorts groups in an order drawn by the seed, a function of their pixels."""
-    least = min(pixels_of(manifest, sample) for sample in members)
-    return hashlib.sha256(f"{seed}:{least}".encode()).hexdigest()
 
 
 def pixels_of(manifest: Manifest, sample: Sample) -> str:

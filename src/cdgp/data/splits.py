@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from sklearn.model_selection import StratifiedGroupKFold
 
-from cdgp.data.groups import group_members, hashed_order, pixels_of
+from cdgp.data.groups import ordered_groups, pixels_of
 from cdgp.data.manifest import Manifest, Sample, listed
 from cdgp.errors import DataError, LeakError, SettingsError
 
@@ -144,14 +144,11 @@ def _check_labels(manifest: Manifest) -> None:
 
 
 def _groups(manifest: Manifest, samples: tuple[Sample, ...], seed: int) -> list[_Group]:
-    """The groups, in an order that only the seed and the pixels decide."""
-    groups = [
+    """``ordered_groups`` with the classes that each shows."""
+    return [
         _Group(tuple(members), frozenset(samples[i].defective for i in members))
-        for members in group_members(manifest, samples)
+        for members in ordered_groups(manifest, samples, seed)
     ]
-    return sorted(
-        groups, key=lambda g: hashed_order(manifest, [samples[i] for i in g.members], seed)
-    )
 
 
 def _hold_out(

@@ -88,11 +88,12 @@ def train_run(
             layouts.check_outside(folder, Path(data), settings.data.good, settings.data.defective)
         run_folder.check_startable(folder, settings, resume, overwrite)
     manifest, found = prepare_manifest(data, settings, progress)
-    check_calibration(manifest.weak_split(), settings)
+    weak = manifest.weak_split()
+    check_calibration(weak, settings)
     for finding in found.of("warning"):  # before the long work, so that it can be stopped
         log.warning("%s: %s", manifest.root, finding.text)
     if folder is None:
-        model = train(manifest.weak_split(), settings, new_context(None, None, progress))
+        model = train(weak, settings, new_context(None, None, progress))
     else:
         model = _train_into(folder, manifest, found, settings, resume, progress)
     return _evaluate_test(model, manifest, found, folder, save_maps, progress)

@@ -236,7 +236,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 @contextmanager
-def lock(folder: Path) -> Iterator[None]:
+def lock(folder: Path, instead: str = "choose another --out") -> Iterator[None]:
     """Hold a folder for this process, else OutputError; freed when the process ends."""
     from filelock import FileLock, Timeout
 
@@ -247,7 +247,7 @@ def lock(folder: Path) -> Iterator[None]:
             held.acquire()
         except Timeout as error:
             raise OutputError(
-                f"{folder}: another process is writing there; wait for it, or choose another --out"
+                f"{folder}: another process is writing there; wait for it, or {instead}"
             ) from error
     try:
         yield

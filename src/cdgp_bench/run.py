@@ -68,7 +68,7 @@ def run_plan(plan: Plan, place: Place, reuse: Sequence[Path] = ()) -> Outcome:
         DataError: images that cannot be used, before anything is trained.
         OutputError: the rows in ``place.out`` were made with other settings or images.
     """
-    with lock(place.out):
+    with lock(place.out, "choose another --out and share --checkpoints"):
         for name in plan.datasets:
             # Weights that cannot be had are an error now, not one in every run.
             pretrained_encoder(plan.settings_of(name, Variant("", plan.methods[0]), 0))

@@ -135,7 +135,7 @@ def test_one_process_at_a_time(tmp_path: Path, surfaces: Manifest) -> None:
     plan = written(tmp_path, surfaces.root, (', "cdgp"', ""))
     with lock(tmp_path / "out"):
         code, output = run_cli(plan, "--out", tmp_path / "out", "--quiet")
-    assert code == 1 and "another process" in output
+    assert code == 1 and "--checkpoints" in output
     assert run_cli(plan, "--out", tmp_path / "out", "--quiet")[0] == 0
 
 

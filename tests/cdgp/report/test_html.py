@@ -134,7 +134,7 @@ def test_missing_and_broken_images_are_listed_and_skipped(tmp_path: Path) -> Non
     rows[1].path.write_bytes(b"")
     page = write(tmp_path, rows, None).page
     assert page.text.count("Not shown: there is no such file.") == 2  # once a gallery
-    assert page.text.count("Not shown: is empty (0 bytes)") == 2
+    assert page.text.count("Not shown: is empty (0 bytes); copy it again.") == 2
     assert len(page.all("img", "src")) == 2 * 2
 
 

@@ -77,10 +77,12 @@ def test_from_predict_to_torch_are_at_most_four_frames_of_our_own(
 
 
 def test_final_map_is_surprisal_plus_image_term(tiny_run: Run) -> None:
-    prediction = tiny_run.detector.predict(np.full((64, 64), 128, np.uint8))
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
+    prediction = tiny_run.detector.predict(noise)
     term = tiny_run.detector.settings.calibration.image_weight * np.log(prediction.pred_score)
     np.testing.assert_allclose(prediction.anomaly_map - prediction.surprisal, term, atol=1e-4)
     assert prediction.pred_label == (prediction.pred_score > tiny_run.detector.threshold)
+    assert prediction.warnings == ()
 
 
 def test_load_takes_a_run_folder(tiny_run: Run) -> None:

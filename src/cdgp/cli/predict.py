@@ -3,7 +3,7 @@
 import typer
 
 from cdgp.cli import options
-from cdgp.cli.common import bars, handle_errors, say, warn
+from cdgp.cli.common import SHOWN, bars, handle_errors, say, warn
 
 
 @handle_errors
@@ -19,8 +19,9 @@ def predict(
     """Score images with a trained model.
 
     Writes scores.csv, an overlay and a JSON file an image, and report.html. Images that cannot
-    be read are listed in unreadable.csv, the others are scored, and the exit code is 3. Memory
-    grows by a few hundred bytes an image at most. A prediction that was stopped goes on with
+    be read are listed in unreadable.csv, the others are scored, and the exit code is 3. What is in
+    doubt about an image (no content, odd colours) is in the column warnings. Memory grows by a
+    few hundred bytes an image at most. A prediction that was stopped goes on with
     --resume.
 
     Examples:
@@ -32,7 +33,7 @@ def predict(
       cdgp predict runs/parts new_images --out runs/parts-monday --resume
     """
     from cdgp.errors import DataError
-    from cdgp.run_folder import UNREADABLE
+    from cdgp.run_folder import SCORES, UNREADABLE
     from cdgp.workflows import predict_folder
 
     done = predict_folder(
@@ -40,6 +41,13 @@ def predict(
         progress=bars(quiet),
     )  # fmt: skip
     say(f"{done.scored} scored, {done.rejected} called defective: {out_folder}")
+    if done.warned:
+        words = "image carries" if done.warned == 1 else "images carry"
+        warn(f"{done.warned} {words} warnings, see {out_folder / SCORES}:")
+        for warning in done.warnings[:SHOWN]:
+            warn(f"  {warning}")
+        if done.warned > SHOWN:
+            warn(f"  and {done.warned - SHOWN} more")
     if done.unreadable:
         place = out_folder / UNREADABLE
         warn(f"{done.unreadable} images could not be read, listed in {place}:", error=True)

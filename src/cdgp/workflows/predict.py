@@ -33,6 +33,10 @@ class PredictedFolder:
     """Number of images that could not be read; ``unreadable.csv`` lists them."""
     problems: list[str]
     """Why, for the first of them."""
+    warned: int
+    """Number of scored images with warnings; the column ``warnings`` of ``scores.csv`` has them."""
+    warnings: list[str]
+    """The first of them, with the image's name."""
 
 
 def predict_folder(
@@ -124,8 +128,8 @@ def _predict_one(
     detector: Detector, name: str, path: Path, files: ResultFiles, ledger: Ledger
 ) -> None:
     try:
-        pixels = detector.read(path)
-        prediction = detector.predict_pixels(pixels)
+        pixels, warnings = detector.read_with_warnings(path)
+        prediction = detector.predict_pixels(pixels, warnings)
     except ImageError as error:
         ledger.add_unreadable(name, path, error)
         return
@@ -142,7 +146,11 @@ def _finished(ledger: Ledger, folder: Path) -> PredictedFolder:
     else:
         place.unlink(missing_ok=True)
     problems = [problem for _, problem in islice(ledger.problems(), SHOWN)]
-    return PredictedFolder(folder, len(ledger), ledger.rejected, ledger.unreadable, problems)
+    warned = (f"{row.name}: {'; '.join(row.warnings)}" for row in ledger if row.warnings)
+    return PredictedFolder(
+        folder, len(ledger), ledger.rejected, ledger.unreadable, problems,
+        ledger.warned, list(islice(warned, SHOWN)),
+    )  # fmt: skip
 
 
 def outermost(places: Sequence[Path]) -> list[Path]:

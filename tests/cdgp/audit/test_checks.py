@@ -71,9 +71,11 @@ def test_masks_that_contradict_or_are_stored_oddly(tmp_path: Path) -> None:
 def test_a_mask_that_is_turned(tmp_path: Path) -> None:
     two_bins(tmp_path)
     save_image(tmp_path / "masks/00.png", np.zeros((64, 60), np.uint8))
-    found = kinds(audited(load_folder(tmp_path)))["broken"]
-    assert found.severity == "error" and "turned by 90°" in found.text
-    assert found.images == (("defective/00.png",),)
+    found = kinds(audited(load_folder(tmp_path)))
+    assert "broken" not in found and found["mask_unusable"].severity == "warning"
+    assert found["mask_unusable"].images == (("defective/00.png", "masks/00.png"),)
+    named = ("defective/00.png", "masks/00.png", "60 × 64", "64 × 60", "turned by 90°")
+    assert all(words in found["mask_unusable"].text for words in named)
 
 
 def test_transparency(tmp_path: Path) -> None:

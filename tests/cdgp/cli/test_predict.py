@@ -96,7 +96,7 @@ def test_interrupted_prediction_keeps_its_scores(
 ) -> None:
     for i in range(4):
         noise_image(tmp_path / f"images/{i}.png", (96, 80), i)
-    original, calls = Detector.read, list[Path]()
+    original, calls = Detector.read_with_warnings, list[Path]()
 
     def read(self: Detector, path: Path) -> object:
         calls.append(path)
@@ -104,7 +104,7 @@ def test_interrupted_prediction_keeps_its_scores(
             raise KeyboardInterrupt
         return original(self, path)
 
-    monkeypatch.setattr(Detector, "read", read)
+    monkeypatch.setattr(Detector, "read_with_warnings", read)
     result = cdgp("predict", model, tmp_path / "images", "--out", tmp_path / "out")
     assert result.exit_code == 130
     assert "interrupted after 2 of 4 images; --resume" in plain(result)
@@ -126,7 +126,7 @@ def test_interrupted_prediction_keeps_its_scores(
         return original(self, path)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Detector, "read", count)
+        patched.setattr(Detector, "read_with_warnings", count)
         assert cdgp(*again, "--resume").exit_code == 0
     assert [path.name for path in seen[:2]] == ["2.png", "3.png"]
     # Then the report's thumbnails of the images that were scored before.
@@ -147,13 +147,13 @@ def test_a_file_that_goes_away_is_listed_and_the_others_are_scored(
 ) -> None:
     for i in range(4):
         noise_image(tmp_path / f"images/{i}.png", (96, 80), i)
-    original = Detector.read
+    original = Detector.read_with_warnings
 
     def read(self: Detector, path: Path) -> object:
         (tmp_path / "images/2.png").unlink(missing_ok=True)
         return original(self, path)
 
-    monkeypatch.setattr(Detector, "read", read)
+    monkeypatch.setattr(Detector, "read_with_warnings", read)
     command = ("predict", model, tmp_path / "images", "--quiet", "--out", tmp_path / "out")
     result = cdgp(*command)
     assert result.exit_code == 3 and "there is no such file" in plain(result)
@@ -176,7 +176,7 @@ def test_a_resumed_prediction_is_of_the_same_images(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Detector, "read", stop)
+        patched.setattr(Detector, "read_with_warnings", stop)
         assert cdgp("predict", model, tmp_path / "a", "--out", tmp_path / "out").exit_code == 130
     other = cdgp("predict", model, tmp_path / "b", "--out", tmp_path / "out", "--resume")
     assert other.exit_code == 1 and "another list of images and folders" in plain(other)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +30,7 @@ FLAGS = 0x2000 | 0x0100
 levels at the dark end of a linear grey profile."""
 SPACES = {b"GRAY": "gray", b"RGB ": "rgb", b"CMYK": "cmyk"}
 CHANNELS = {1: "gray", 3: "rgb", 4: "cmyk"}
+WORDS = {"gray": "grey", "rgb": "RGB", "cmyk": "CMYK"}
 UNMARKED_CMYK = (
     "CMYK without an Adobe marker: amounts of ink may be stored either way round; read the way "
     "that Adobe stores them"
@@ -61,22 +63,25 @@ class Profile(NamedTuple):
 
 def stated(path: Path, form: str) -> Stated:
     """What a file states of its colours, from its header; ``form`` as ``decode.Header.format``."""
+    if form == "PNG":
+        return _stated_by_png(path)
     if form == "TIFF":
         with tifffile.TiffFile(path) as tiff:
             page = tiff.pages.first
             tag = page.tags.get(ICC_TAG)
             cmyk = getattr(page.photometric, "name", "") == "SEPARATED"
             return Stated(None if tag is None else bytes(tag.value), cmyk, True, ())
+    if form == "JPEG2000":
+        return Stated(_jp2_profile(path), False, True, ())
+    if form == "PNM":
+        return Stated(None, False, True, ())
     with Image.open(path) as image:
         info, cmyk = image.info, image.mode == "CMYK"
         profile = (info["icc_profile"] or b"") if "icc_profile" in info else None
-        if form == "BMP":
-            profile = _bmp_profile(path)
-        warnings = [] if profile is not None else [*_exif_doubts(image)]
-    if form == "PNG" and profile is None:
-        warnings += _png_doubts(path)
+        profile = _bmp_profile(path) if form == "BMP" else profile
+        doubts = [] if profile is not None else [*_exif_doubts(image)]
     marked = not cmyk or "adobe" in info
-    return Stated(profile, cmyk, marked, tuple(warnings) if marked else (UNMARKED_CMYK, *warnings))
+    return Stated(profile, cmyk, marked, tuple(doubts) if marked else (UNMARKED_CMYK, *doubts))
 
 
 def to_srgb(
@@ -129,7 +134,7 @@ def _read_profile(profile: bytes, channels: int) -> Profile:
     if space != wanted:
         return Profile(
             "", name,
-            f"its colour profile ({name}) is not for {wanted} values: read without it",
+            f"its colour profile ({name}) is not for {WORDS[wanted]} images: read without it",
         )  # fmt: skip
     return Profile(space, name)
 
@@ -167,15 +172,27 @@ def _exif_doubts(image: Image.Image) -> Iterator[str]:
             yield "EXIF states Adobe RGB, but no colour profile is embedded: read as sRGB"
 
 
-def _png_doubts(path: Path) -> Iterator[str]:
-    """What the chunks of a PNG without a profile state against sRGB."""
+def _stated_by_png(path: Path) -> Stated:
+    """Of a PNG, by its chunks: cICP wins over iCCP, iCCP over sRGB, sRGB over gAMA and cHRM."""
     chunks = dict(_png_chunks(path))
-    if (cicp := chunks.get(b"cICP")) is not None:
-        if tuple(cicp[:2]) != SRGB_CICP:
-            yield f"cICP states colour space {cicp[0]}/{cicp[1]}, not sRGB (1/13): read as sRGB"
-        return
-    if b"sRGB" in chunks:
-        return
+    if b"cICP" in chunks:
+        primaries, transfer = chunks[b"cICP"][:2]
+        if (primaries, transfer) == SRGB_CICP:
+            return Stated(None, False, True, ())
+        text = f"cICP states colour space {primaries}/{transfer}, not sRGB (1/13): read as sRGB"
+        return Stated(None, False, True, (text,))
+    if b"iCCP" in chunks:
+        try:
+            # A name, a zero, the method of compression, the profile.
+            profile = zlib.decompress(chunks[b"iCCP"].partition(b"\0")[2][1:])
+        except zlib.error:
+            profile = b""
+        return Stated(profile, False, True, ())
+    return Stated(None, False, True, () if b"sRGB" in chunks else tuple(_png_doubts(chunks)))
+
+
+def _png_doubts(chunks: Mapping[bytes, bytes]) -> Iterator[str]:
+    """What gAMA and cHRM state against sRGB."""
     gamma, primaries = chunks.get(b"gAMA", b""), chunks.get(b"cHRM", b"")
     if len(gamma) == 4:
         stored = struct.unpack(">I", gamma)[0] / 100_000
@@ -188,15 +205,27 @@ def _png_doubts(path: Path) -> Iterator[str]:
 
 
 def _png_chunks(path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """(name, content) of the chunks before the pixels; long ones without their content."""
+    """(name, content) of the chunks about colour before the pixels."""
     with path.open("rb") as file:
         file.seek(8)
         while len(head := file.read(8)) == 8:
             length, name = struct.unpack(">I4s", head)
             if name in (b"IDAT", b"IEND"):
                 return
-            yield name, file.read(length) if length <= 32 else b""
-            file.seek(4 if length <= 32 else length + 4, io.SEEK_CUR)
+            after = file.tell() + length + 4
+            if name in (b"cICP", b"iCCP", b"sRGB", b"gAMA", b"cHRM"):
+                yield name, file.read(length)
+            file.seek(after)
+
+
+def _jp2_profile(path: Path) -> bytes | None:
+    """The profile in the colour box of a JP2; no decoder hands it out."""
+    with path.open("rb") as file:
+        head = file.read(2**22)
+    at = head.find(b"colr", 0, head.find(b"jp2c"))
+    if at < 4 or head[at + 4] != 2:  # 1 is a colour space by its number
+        return None
+    return head[at + 7 : at - 4 + int.from_bytes(head[at - 4 : at], "big")]
 
 
 def _bmp_profile(path: Path) -> bytes | None:

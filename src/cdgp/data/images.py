@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from scipy import ndimage
 
 from cdgp.data import colours
 from cdgp.data.decode import decode, image_errors, read_header
@@ -147,7 +146,7 @@ def _colours(
     path: Path, values: NDArray[Any], full: float, stated: colours.Stated
 ) -> tuple[NDArray[np.float32], colours.Profile, float | None]:
     """HWC float32 sRGB or grey in [0, 1] without alpha, the profile, and `FileFacts.swapped`."""
-    if not stated.cmyk:
+    if not stated.cmyk or (stated.profile is None and stated.marked):
         return *colours.to_srgb(_unit(values, full), stated.profile), None
     inks = colours.cmyk_values(path)
     converted, used = colours.to_srgb(inks, stated.profile)
@@ -253,8 +252,9 @@ def read_mask_with_facts(path: Path, size: tuple[int, int]) -> tuple[NDArray[np.
 def _is_soft(values: NDArray[np.float32], levels: NDArray[np.float32], form: str) -> bool:
     """Whether the values of a mask (H, W) were blurred or compressed, and are no class numbers.
 
-    Class numbers fill areas: most of what a cut would drop has equal neighbours on all sides, and
-    where neighbours differ, they do not follow each other in value as those of a slow blur do.
+    Class numbers fill areas: most of what a cut would drop has an equal neighbour in its row and in
+    its column, and where neighbours differ, they do not follow each other in value as those of a
+    slow blur do.
     """
     if form == "JPEG":
         return len(levels) > 2
@@ -262,9 +262,17 @@ def _is_soft(values: NDArray[np.float32], levels: NDArray[np.float32], form: str
         return False
     ranks = np.searchsorted(levels, values)
     dropped = (values > 0) & (values < levels[-1] / 2)
-    flat = ndimage.maximum_filter(ranks, 3) == ndimage.minimum_filter(ranks, 3)
+    flat = _equal_along(ranks, 0) & _equal_along(ranks, 1)
     steps = np.concatenate([np.abs(np.diff(ranks, axis=axis)).ravel() for axis in (0, 1)])
     return bool(flat[dropped].mean() < 0.5 or np.median(steps[steps > 0]) <= 1)
+
+
+def _equal_along(values: NDArray[Any], axis: int) -> NDArray[np.bool_]:
+    """Where a value has an equal neighbour along an axis."""
+    equal = np.diff(values, axis=axis) == 0
+    ends = [(int(axis == 0), 0), (int(axis == 1), 0)]
+    before, after = np.pad(equal, ends), np.pad(equal, [end[::-1] for end in ends])
+    return before | after
 
 
 def fitting_white_level(largest: int) -> int:

@@ -88,13 +88,9 @@ def content(manifest: Manifest, stats: Sequence[ImageStats]) -> Iterable[Finding
             "no_content", "warning",
             f"{count(len(empty), 'image')} with nothing to see, constant or nearly so{every}; "
             "remove them, or they are learnt as parts: "
-            + _shortened([f"{manifest.name(s.sample.image)} {_why(s.nothing)}" for s in empty]),
+            + _shortened([manifest.name(s.sample.image) for s in empty]),
             _names(manifest, empty),
         )  # fmt: skip
-
-
-def _why(nothing: str) -> str:
-    return f"({nothing.partition(': ')[2]})"
 
 
 def colours(manifest: Manifest, stats: Sequence[ImageStats]) -> Iterable[Finding]:

@@ -166,7 +166,7 @@ def no_content(pixels: NDArray[np.float32]) -> str:
         return ""
     spread = _spread(pixels)
     if spread < EMPTY_SPREAD:
-        return f"holds nothing to see: all pixels are alike (standard deviation {spread:.4f})"
+        return f"holds nothing to see: all pixels are alike (standard deviation {spread:.2g})"
     if spread > NEAR_BLACK / 2:
         return ""
     low, high = np.quantile(pixels, (HOT, 1 - HOT))

@@ -1,12 +1,15 @@
 """``cdgp predict``: damaged models and images, interruption, resumption."""
 
 import csv
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tests.helpers import cdgp, noise_image, plain, snapshot
+from tests.cdgp.data.profiles import png_with
+from tests.helpers import cdgp, noise_image, plain, save_image, snapshot
 
 from cdgp.inference import Detector
 
@@ -214,3 +217,35 @@ def test_names_that_no_file_can_have(model: Path, tmp_path: Path) -> None:
     result = cdgp("predict", model, tmp_path / name, "--out", tmp_path / "out")
     assert result.exit_code == 1 and "File name too long" in plain(result)
     assert isinstance(result.exception, SystemExit)
+
+
+def test_warnings_reach_every_result_and_the_exit_code_stays(model: Path, tmp_path: Path) -> None:
+    """Table, record, report and terminal name the images; a resumed prediction has kept them."""
+    pics = tmp_path / "pics"
+    noise_image(pics / "0.png", (96, 80))
+    for i in range(6):  # with the next, as many as a gallery of the report shows
+        save_image(pics / f"black{i}.png", np.zeros((96, 80), np.uint8))
+    png_with(noise_image(pics / "linear.png", (96, 80), 9), gAMA=(100_000).to_bytes(4, "big"))
+    out = tmp_path / "out"
+    result = cdgp("predict", model, pics, "--out", out, "--quiet")
+    assert result.exit_code == 0
+    assert "7 images carry warnings" in result.stderr and "black0.png: holds nothing" in plain(
+        result
+    )
+    assert "and 2 more" in result.stderr
+    with (out / "scores.csv").open() as file:
+        rows = {row["image"]: row for row in csv.DictReader(file)}
+    assert list(rows["0.png"])[-1] == "warnings"
+    assert {name for name, row in rows.items() if row["warnings"]} == {
+        *(f"black{i}.png" for i in range(6)), "linear.png",
+    }  # fmt: skip
+    assert rows["linear.png"]["warnings"].startswith("gAMA states a gamma of 1")
+    assert all(rows[f"black{i}.png"]["pred_label"] == "defective" for i in range(6))
+    record = json.loads((out / "overlays/black0.png.json").read_text())
+    assert record["pred_label"] == "defective" and "nothing to see" in record["warnings"][0]
+    assert json.loads((out / "overlays/0.png.json").read_text())["warnings"] == []
+    page = (out / "report.html").read_text()
+    assert "7 images carry warnings" in page and "⚠" in page
+    one = cdgp("predict", model, pics / "0.png", "--out", tmp_path / "one", "--quiet")
+    assert "warnings" not in one.output
+    assert "⚠" not in (tmp_path / "one/report.html").read_text()

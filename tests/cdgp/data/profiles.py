@@ -10,7 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageCms
 
-PRIMARIES = {"whitepoint": (0.3127, 0.329, 1.0), "primaries": (0.64, 0.33, 1, 0.3, 0.6, 1, 0.15, 0.06, 1)}  # fmt: skip
+PRIMARIES = {
+    "whitepoint": (0.3127, 0.329, 1.0),
+    "primaries": (0.64, 0.33, 1, 0.3, 0.6, 1, 0.15, 0.06, 1),
+}
 LINEAR: bytes = imagecodecs.cms_profile("rgb", gamma=1.0, **PRIMARIES)
 GAMMA_22: bytes = imagecodecs.cms_profile("rgb", gamma=2.2, **PRIMARIES)
 ADOBE: bytes = imagecodecs.cms_profile("adobergb")

@@ -13,6 +13,9 @@ import sys
 import numpy as np
 import onnxruntime
 
+if not sys.argv[2].endswith(".npy"):
+    sys.exit(f"{sys.argv[2]}: give an array of sRGB, uint8, saved as .npy; cdgp reads image files")
+
 
 def weights(inputs: int, outputs: int) -> np.ndarray:
     """(outputs, inputs): bilinear with antialiasing, a triangle as wide as an output pixel."""
@@ -23,8 +26,6 @@ def weights(inputs: int, outputs: int) -> np.ndarray:
     return (triangle / triangle.sum(1, keepdims=True)).astype(np.float32)
 
 
-if not sys.argv[2].endswith(".npy"):
-    sys.exit(f"{sys.argv[2]}: give an array of sRGB, uint8, saved as .npy; cdgp reads image files")
 session = onnxruntime.InferenceSession(sys.argv[1])
 about = session.get_modelmeta().custom_metadata_map
 height, width = json.loads(about["settings"])["input_size"]

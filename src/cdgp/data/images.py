@@ -272,7 +272,7 @@ def _equal_along(values: NDArray[Any], axis: int) -> NDArray[np.bool_]:
     equal = np.diff(values, axis=axis) == 0
     ends = [(int(axis == 0), 0), (int(axis == 1), 0)]
     before, after = np.pad(equal, ends), np.pad(equal, [end[::-1] for end in ends])
-    return before | after
+    return np.asarray(before | after)
 
 
 def fitting_white_level(largest: int) -> int:

@@ -336,7 +336,7 @@ def test_a_cmyk_jpeg_without_a_marker_has_two_brightnesses(tmp_path: Path) -> No
     pixels, facts = images.read_with_facts(path, WHITE)
     other = np.asarray(profiles.cmyk(255 - light).convert("RGB")) / 255
     assert facts.swapped == pytest.approx(other.mean(), abs=0.01)
-    assert pixels.mean() > 0.8 > 0.1 > facts.swapped
+    assert facts.swapped is not None and pixels.mean() > 0.8 > 0.1 > facts.swapped
 
 
 def test_content_of_large_images_is_that_of_all_their_pixels() -> None:

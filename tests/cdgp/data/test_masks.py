@@ -33,12 +33,12 @@ class Made(NamedTuple):
     defective: bool = True
 
 
-def values(name: str, marked: NDArray[np.bool_] | None = None) -> Callable[[Path], Made]:
+def values(name: str) -> Callable[[Path], Made]:
     """A grey mask of the values in VALUES."""
 
     def make(folder: Path) -> Made:
         stored = VALUES[name]
-        return Made(save_image(folder / "m.png", stored), stored > 0 if marked is None else marked)
+        return Made(save_image(folder / "m.png", stored), np.asarray(stored > 0))
 
     return make
 
@@ -111,7 +111,7 @@ def alpha_marks(folder: Path) -> Made:
 def black_on_transparent(folder: Path) -> Made:
     black = np.zeros((*SIZE, 3), np.uint8)
     stored = np.dstack([black, VALUES["one-value"]])
-    return Made(save_image(folder / "m.png", stored), MARKED & False)
+    return Made(save_image(folder / "m.png", stored), np.zeros(SIZE, bool))
 
 
 def blurred(sigma: float, top: int = 255) -> Callable[[Path], Made]:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cdgp.data.images import read_mask_with_facts, reason, resize_mask
+from cdgp.data.images import INVERTED, read_mask_with_facts, reason, resize_mask
 from cdgp.data.manifest import Sample
 from cdgp.errors import ImageError
 from cdgp.files import printable, write_csv
@@ -121,6 +121,8 @@ def _read_noted(
         if facts.told:
             kind = "mask_cut_at_half" if facts.cut else "mask_of_several_values"
             notes[kind].append(f"{name}: {path.name}: {facts.told}")
+    if union.mean() >= INVERTED:
+        notes["mask_marks_nearly_all"].append(name)
     return union if sample.masks else None
 
 

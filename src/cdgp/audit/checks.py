@@ -9,7 +9,7 @@ from scipy.stats import mannwhitneyu
 from sklearn.metrics import roc_auc_score
 
 from cdgp.audit.types import Finding, Severity, Shortcut, count
-from cdgp.data.images import fitting_white_level
+from cdgp.data.images import INVERTED, fitting_white_level
 from cdgp.data.manifest import Manifest
 from cdgp.data.scan import ImageStats, Scan
 from cdgp.data.splits import CLASSES, split
@@ -22,8 +22,6 @@ CHANCE = 0.01
 """Its Mann-Whitney p-value must be below this: a few images are separable by luck."""
 COPIED_TOGETHER = 3600.0
 """Files that all changed within so many seconds were copied together: their times mean nothing."""
-INVERTED = 0.9
-"""A mask that marks at least this share of its image may be inverted."""
 POLARITY = 0.1
 """The way round of inks that fits a set must be nearer to its brightness by at least this."""
 FEW = {False: 20, True: 10}

@@ -111,6 +111,16 @@ def cmyk_values(path: Path) -> NDArray[np.float32]:
     return inks / np.float32(255)
 
 
+def black_entries(path: Path) -> int:
+    """How many of the values that a palette image uses are black; 0 where it has no palette."""
+    with Image.open(path) as image:
+        if image.mode != "P":
+            return 0
+        entries = np.asarray(image.getpalette("RGB"), np.uint8).reshape(-1, 3)
+        used = np.unique(np.asarray(image))
+    return sum(not entries[value].any() for value in used if value < len(entries))
+
+
 def swapped_brightness(inks: NDArray[np.float32]) -> float:
     """Mean brightness, in [0, 1], of (H, W, 4) inks where they are stored the other way round."""
     return float((inks[..., :3] * inks[..., 3:]).mean())

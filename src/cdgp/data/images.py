@@ -29,6 +29,10 @@ MIN_SIDE = 8
 FEW_VALUES = 16
 """In a mask with at most this many distinct values, every value above zero is defect."""
 
+INVERTED = 0.9
+"""A mask that marks at least this share of its image may be inverted."""
+PALETTES = ("PNG", "BMP", "GIF")
+
 EMPTY_SPREAD = 0.01
 """Where no channel has a larger standard deviation, an image holds nothing to see. The least on
 the data sets of the tests is 0.014, on real parts 0.026."""
@@ -239,6 +243,12 @@ def read_mask_with_facts(path: Path, size: tuple[int, int]) -> tuple[NDArray[np.
                 f"{size[1]} × {size[0]}; {advice}"
             )
         stored, full = decode(path, header)
+        black = colours.black_entries(path) if header.format in PALETTES else 0
+        if black > 1:
+            raise ImageError(
+                f"{path}: {black} values of its palette are black, so that marks cannot be told "
+                "from the background; save the values themselves, as a grey mask"
+            )
         unit = _unit(stored, full)
         if stored.shape[2] in (2, 4):
             unit *= stored[:, :, -1:].astype(np.float32) / np.float32(full)

@@ -69,6 +69,7 @@ NOTES = {
     "mask_unusable": "With a mask that cannot be used, so counted in the image metrics alone",
     "mask_cut_at_half": "With a mask that was blurred or compressed",
     "mask_of_several_values": "With a mask of several values",
+    "mask_marks_nearly_all": "With a mask that marks nearly all of it, inverted?",
 }
 
 

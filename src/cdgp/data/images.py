@@ -41,6 +41,8 @@ HOT = 0.01
 NEAR_BLACK = 24 / 255
 """Noise up to this is black, and from 1 less this it is white, where its `BLOCK` means agree."""
 BLOCK, BLOCK_SPREAD = 8, 1 / 255
+LEVELS = 1024
+"""Pixels are counted by so many levels for this."""
 LOOK = 65_536
 """At about so many pixels an image is looked at first; most have content there already."""
 
@@ -165,33 +167,40 @@ def no_content(pixels: NDArray[np.float32]) -> str:
     differs from another.
     """
     step = max(1, math.isqrt(pixels.shape[0] * pixels.shape[1] // LOOK))
-    # Values of noise on black differ by NEAR_BLACK at most, so by half of it from their mean.
-    if step > 1 and _spread(pixels[::step, ::step]) > NEAR_BLACK / 2:
+    if step > 1 and not _nothing(pixels[::step, ::step]):
         return ""
-    spread = _spread(pixels)
+    return _nothing(pixels)
+
+
+def _nothing(pixels: NDArray[np.float32]) -> str:
+    levels = (pixels * np.float32(LEVELS - 1) + np.float32(0.5)).astype(np.uint16)
+    counts = [np.bincount(levels[..., c].ravel(), minlength=LEVELS) for c in range(3)]
+    spread = max(map(_spread, counts))
     if spread < EMPTY_SPREAD:
         return f"holds nothing to see: all pixels are alike (standard deviation {spread:.2g})"
-    if spread > NEAR_BLACK / 2:
-        return ""
-    low, high = np.quantile(pixels, (HOT, 1 - HOT))
-    if high <= NEAR_BLACK or low >= 1 - NEAR_BLACK:
+    dark = sum(of_channel[: round(NEAR_BLACK * LEVELS)].sum() for of_channel in counts)
+    light = sum(of_channel[-round(NEAR_BLACK * LEVELS) :].sum() for of_channel in counts)
+    if max(dark, light) >= (1 - HOT) * pixels.size:
         rows, columns = (side // BLOCK * BLOCK for side in pixels.shape[:2])
-        blocks = pixels[:rows, :columns].reshape(rows // BLOCK, BLOCK, columns // BLOCK, BLOCK, 3)
-        if _spread(blocks.mean(axis=(1, 3))) < BLOCK_SPREAD:
-            return f"holds nothing to see: noise on {'black' if low < 0.5 else 'white'}"
+        ends = (0, NEAR_BLACK) if dark > light else (1 - NEAR_BLACK, 1)  # hot pixels count as noise
+        blocks = np.clip(pixels[:rows, :columns], *ends).reshape(
+            rows // BLOCK, BLOCK, columns // BLOCK, BLOCK, 3
+        )
+        if blocks.mean(axis=(1, 3)).std(axis=(0, 1)).max() < BLOCK_SPREAD:
+            return f"holds nothing to see: noise on {'black' if dark > light else 'white'}"
     return ""
 
 
-def _spread(pixels: NDArray[np.float32]) -> float:
-    """The largest standard deviation of a channel of HWC, the share `HOT` left out."""
-    spreads = []
-    for channel in range(pixels.shape[2]):
-        values = pixels[..., channel].ravel()
-        distance = np.abs(values - np.median(values))
-        last = int(values.size * (1 - HOT)) - 1
-        kept = values[distance <= np.partition(distance, last)[last]]
-        spreads.append(float(kept.std(dtype=np.float64)))
-    return max(spreads)
+def _spread(counts: NDArray[np.int64]) -> float:
+    """The standard deviation, of 1, of a channel with so many pixels a level, `HOT` left out."""
+    levels = np.arange(len(counts)) / (LEVELS - 1)
+    median = levels[np.searchsorted(counts.cumsum(), counts.sum() / 2)]
+    distance = np.abs(levels - median)
+    nearest = np.argsort(distance, kind="stable")
+    last = np.searchsorted(counts[nearest].cumsum(), (1 - HOT) * counts.sum())
+    kept = np.where(distance <= distance[nearest[last]], counts, 0)
+    mean = np.average(levels, weights=kept)
+    return float(np.sqrt(np.average((levels - mean) ** 2, weights=kept)))
 
 
 def read_masks(paths: Sequence[Path], size: tuple[int, int]) -> NDArray[np.bool_]:

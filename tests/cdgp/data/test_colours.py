@@ -254,7 +254,7 @@ MAKERS: dict[str, Callable[[Path], Made]] = {
     "cmyk-unmarked": cmyk_unmarked,
     "alpha-zero": alpha_zero,
     "black-frame": frame(1, 0.6, hot=50),
-    "black-noise": frame(5, 6),
+    "black-noise": frame(5, 6, hot=40),
     "white-frame": frame(253, 2),
     "flat-colour": flat_colour,
     "equal-brightness": equal_brightness,

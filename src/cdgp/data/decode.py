@@ -22,6 +22,7 @@ from cdgp.data.formats import (
     Decoder,
     Header,
     check_pages,
+    check_runs,
     check_size,
     format_of,
     is_image,
@@ -145,6 +146,9 @@ def decode(path: Path, header: Header) -> tuple[NDArray[Any], float]:
     if header.decoder == "tiff":
         values, full, orientation = decode_tiff(path, header)
     elif header.decoder == "pillow":
+        if header.format == "AVIF":
+            content = path.read_bytes()
+            check_runs(path, content[content.find(b"mdat") :])
         with Image.open(path, formats=FORMATS[header.format]) as image:
             values = pillow_values(image)
     elif header.decoder == "jpeg":

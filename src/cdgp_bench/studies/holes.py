@@ -3,8 +3,8 @@
     nice python -m cdgp_bench.studies.holes [--inputs 2000] [--out docs/results/fuzzing.json]
 
 A whole file is damaged behind its header, in ways that keep it looking whole. What the reader
-accepts must show the pixels of the whole file, within 2/255, and a second decoder must see the same
-as ours. All else is a finding: it is counted, and the first file of each kind is kept with `--keep`.
+accepts must show the pixels of the whole file, within 2/255, and a second decoder must see what
+ours sees. All else is a finding: it is counted, and `--keep` keeps the first file of each kind.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from cdgp.data.images import read_image
 from cdgp.errors import ImageError
 from cdgp.presets import DataSettings
 
-SIDE = 160
+SIDE = 224
 TOLERANCE = 2 / 255
 WHITE = DataSettings().white_level
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
@@ -152,21 +152,23 @@ DAMAGES: dict[str, Damage] = {
 
 
 def _place(data: bytes, rng: np.random.Generator) -> int:
-    """Somewhere among the pixels: behind the first third, which holds every header here."""
+    """Somewhere among the pixels, behind the first third, which holds every header here."""
     return int(rng.integers(len(data) // 3, len(data) - 16))
 
 
 def _filled(data: bytes, rng: np.random.Generator, filler: bytes) -> bytes:
     at = _place(data, rng)
-    length = min(int(rng.integers(64, 2048)), len(data) - at - 16)
+    length = min(int(rng.choice([512, 4096])), len(data) - at - 16)
     return data[:at] + filler * length + data[at + length :]
 
 
 def second(data: bytes) -> NDArray[np.float64]:
     """The pixels as another decoder sees them, HWC RGB in 0..1; any exception where it refuses."""
     form = format_of(data[:32])
+    if form == "TIFF":
+        return _second_tiff(data)
     decoder = {
-        "TIFF": imagecodecs.tiff_decode, "BMP": imagecodecs.bmp_decode,
+        "BMP": imagecodecs.bmp_decode,
         "GIF": imagecodecs.gif_decode, "WEBP": imagecodecs.webp_decode,
         "AVIF": imagecodecs.avif_decode,
     }.get(form)  # fmt: skip
@@ -176,7 +178,20 @@ def second(data: bytes) -> NDArray[np.float64]:
         with Image.open(io.BytesIO(data)) as image:
             image.load()
             values = np.asarray(image) if image.mode == "I;16" else pillow_values(image)
-    full = {"b": 1, "u": 255}.get(values.dtype.kind, 1) if values.itemsize == 1 else 65535
+    return _unit(values)
+
+
+def _second_tiff(data: bytes) -> NDArray[np.float64]:
+    """libtiff for what ours reads with tifffile, and the other way round."""
+    with tifffile.TiffFile(io.BytesIO(data)) as file:
+        page = file.pages.first
+        if page.compression in (4, 7):
+            return _unit(np.asarray(page.asarray()))
+    return _unit(np.asarray(imagecodecs.tiff_decode(data)))
+
+
+def _unit(values: NDArray[Any]) -> NDArray[np.float64]:
+    full = 1 if values.dtype == np.bool_ else 255 if values.itemsize == 1 else 65535
     values = np.squeeze(values) / full
     return np.dstack([values] * 3) if values.ndim == 2 else values[:, :, :3]
 

@@ -18,7 +18,7 @@ from tests.helpers import WHITE
 from tests.refused import rows
 
 from cdgp.data import decode, images
-from cdgp.data.jpeg import missing_scans
+from cdgp.data.jpeg import scan_faults
 from cdgp.errors import ImageError
 from cdgp_bench.studies.refused import Row
 
@@ -28,6 +28,7 @@ RAMP = np.add.outer(np.arange(SIDE), np.arange(SIDE)).astype(np.uint8)[:, :, Non
 COLOUR = RAMP + NOISE
 """A ramp with noise: no block of it is like another, so that every hole shows."""
 GREY = COLOUR[:, :, 0]
+BIG = np.kron(COLOUR, np.ones((2, 2, 1), np.uint8))
 
 
 class Made(NamedTuple):
@@ -283,6 +284,8 @@ OTHERS: dict[str, Callable[[], Made]] = {
     "gif-frames": lambda: Made(animated("GIF")),
     "avif-cut": lambda: Made(encoded(COLOUR, "AVIF")[:-200]),
     "jp2-cut": lambda: Made(encoded(COLOUR, "JPEG2000")[:-200]),
+    "avif-zeroed": lambda: Made(without(encoded(BIG, "AVIF", quality=90), 0.5, 512)),
+    "jp2-zeroed": lambda: Made(without(encoded(COLOUR, "JPEG2000"), 0.5, 512)),
     "jp2": lambda: Made(encoded(COLOUR, "JPEG2000"), COLOUR / 255),
     "jp2-12-bit": lambda: Made(
         imagecodecs.jpeg2k_encode(
@@ -436,9 +439,38 @@ def scan_script(*scans: tuple[int, int, int, int], frame: int = 0xC2) -> bytes:
         (scan_script((1, 4, 0, 0), (2, 4, 0, 0), frame=0xC3), ""),
     ],
 )
-def test_missing_scans(content: bytes, missing: str) -> None:
-    found = missing_scans(content)
+def test_scan_faults(content: bytes, missing: str) -> None:
+    found = scan_faults(content)
     assert found.startswith(missing) and bool(found) == bool(missing)
+
+
+FLAT_IMAGES = [
+    np.zeros((800, 800), np.uint8),
+    np.full((800, 800, 3), 255, np.uint8),
+    np.pad(COLOUR, ((300, 300), (300, 300), (0, 0))),
+    np.kron(np.indices((100, 100)).sum(0) % 2, np.full((8, 8), 255)).astype(np.uint8),
+]
+
+
+@pytest.mark.parametrize("values", FLAT_IMAGES, ids=["black", "white", "border", "checker"])
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("optimize", [False, True])
+def test_flat_images_are_no_blocks_of_zeros(
+    tmp_path: Path, values: NDArray[Any], progressive: bool, optimize: bool
+) -> None:
+    for restart, quality in ((0, 75), (5, 100)):
+        content = encoded(
+            values, "JPEG", progressive=progressive, optimize=optimize, quality=quality,
+            restart_marker_blocks=restart,
+        )  # fmt: skip
+        read(tmp_path / "a.jpg", content)
+    for kind in ("AVIF", "JPEG2000"):
+        read(tmp_path / "a", encoded(values, kind))
+
+
+def test_flat_images_do_hold_zeros() -> None:
+    """So that the test above tests something: optimised tables write flat blocks as zeros."""
+    assert bytes(64) in encoded(FLAT_IMAGES[0], "JPEG", optimize=True)
 
 
 # ---------------------------------------------------------------------------------- pages and names

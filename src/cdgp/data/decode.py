@@ -70,8 +70,15 @@ def image_errors(path: Path) -> Iterator[None]:
             f"{path}: begins like an image, but its header is damaged or of a kind that is not "
             "supported; copy it again or save it as PNG"
         ) from error
+    except MemoryError as error:
+        raise ImageError(
+            f"{path}: needs more memory than there is; free some, crop it or make it smaller"
+        ) from error
     except Exception as error:
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        reason = getattr(error, "strerror", None)
+        if reason:
+            raise ImageError(f"{path}: cannot be read: {reason}; check the place") from error
+        why = str(error) or type(error).__name__
         raise ImageError(
             f"{path}: cannot be decoded ({why}): it is damaged, truncated or of a kind that is not "
             "supported; copy it again or save it as PNG"

@@ -69,6 +69,8 @@ def _why(message: str) -> str:
         return "has an unusual chroma subsampling, which is not supported; save it as 4:4:4 or PNG"
     if "Unsupported" in message or "not supported" in message:
         return f"is a kind of JPEG that is not supported ({message}); save it as PNG"
+    if "Corrupt" not in message and "Premature" not in message:
+        return f"cannot be decoded without a warning ({message}); save it again"
     return f"is damaged or truncated ({message}); copy it again from its source"
 
 

@@ -13,7 +13,7 @@ import pytest
 import simplejpeg
 import tifffile
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from tests.helpers import WHITE
 from tests.refused import rows
 
@@ -106,6 +106,7 @@ JPEGS: dict[str, Callable[[], Made]] = {
     "jpeg-12-bit": lambda: Made(
         bytes(imagecodecs.jpeg_encode(GREY.astype(np.uint16) * 16, bitspersample=12))
     ),
+    "jpeg-revision": lambda: Made(JPEG[:11] + b"\7" + JPEG[12:]),
     "jpeg-behind": lambda: Made(JPEG + b"\0" * 5000 + JPEG, by_pillow(JPEG)),
 }
 
@@ -518,6 +519,34 @@ def test_a_thumbnail_before_a_palette_image(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         read(tmp_path / "a.tif", content), np.asarray(image.convert("RGB")) / 255, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "AVIF", "PNG", "TIFF"])
+@pytest.mark.parametrize("orientation", [3, 5, 6, 7, 8])
+def test_every_format_stands_upright(tmp_path: Path, kind: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[274] = orientation
+    content = encoded(COLOUR[:40], kind, exif=exif)
+    with Image.open(io.BytesIO(content)) as image:
+        expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB")) / 255
+    found = read(tmp_path / "a", content)
+    assert found.shape == ((96, 40, 3) if orientation > 4 else (40, 96, 3))
+    assert np.abs(found - expected).max() < 1e-6
+
+
+def test_what_is_no_fault_of_the_file_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(ImageError, match=r"folder\.png: cannot be read: Is a directory"):
+        images.read_image(tmp_path / "folder.png", WHITE)
+
+    def full(path: Path, header: decode.Header) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(images, "decode", full)
+    with pytest.raises(ImageError, match="needs more memory"):
+        read(tmp_path / "a", PNG)
 
 
 def test_images_are_told_by_their_content(tmp_path: Path) -> None:

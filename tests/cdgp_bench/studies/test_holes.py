@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from cdgp.data.images import read_image
 from cdgp.errors import ImageError
 from cdgp_bench.studies import holes
 
@@ -48,7 +49,7 @@ def test_a_reader_that_fills_holes_is_found(
             raise ImageError(str(error)) from error
 
     data = holes.seeds()["JPEG, sequential"]
-    whole = holes.read_image(_written(tmp_path / "whole", data), holes.WHITE)
+    whole = read_image(_written(tmp_path / "whole", data), holes.WHITE)
     damaged = holes.cut_with_end(data, np.random.default_rng(0))
     assert holes.judged(damaged, tmp_path / "file", whole) == "refused"
     monkeypatch.setattr(holes, "read_image", filled)

@@ -1,0 +1,67 @@
+"""Images that lie beside what was read: in a third bin, a part of another name, or loose."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from cdgp.data.manifest import Manifest
+from cdgp.data.walk import Notice, Search, Unused, first_names
+
+SHOWN = 10
+"""So many folders are named."""
+
+
+def unread(
+    manifest: Manifest, places: Sequence[Path], words: str, peek: bool = True
+) -> tuple[list[Notice], Unused]:
+    """Images below the root that are neither used nor in a place that was read, by folder.
+
+    Arguments:
+        manifest: What is used.
+        places: Folders that were read, and have told what is not used in them.
+        words: What became of the images: "are not read".
+        peek: Whether files of unknown suffixes are looked into.
+
+    Returns:
+        A notice where there are any, and what else was found on the way.
+    """
+    real: dict[Path, str] = {}
+
+    def identity(path: Path) -> str:
+        """The same for each spelling: links of the folder resolved, accents composed."""
+        if path.parent not in real:
+            real[path.parent] = os.path.realpath(path.parent)
+        return unicodedata.normalize("NFC", f"{real[path.parent]}{os.sep}{path.name}")
+
+    used = {identity(path) for path in manifest.paths()}
+    search = Search([manifest.root], manifest.root, labels=False, skip=places, peek=peek)
+    holding = {folder for path in (*places, *manifest.paths()) for folder in path.parents}
+    holding |= set(places)
+    counts: Counter[Path] = Counter()
+    loose: list[Path] = []
+    for told in search.folders(manifest.root):
+        for path in told.images:
+            if identity(path) in used:
+                continue
+            above = [f for f in reversed(path.parents) if f.is_relative_to(manifest.root)]
+            top = next((folder for folder in above if folder not in holding), None)
+            if top is None:
+                loose.append(path)
+            else:
+                counts[top] += 1
+    if not counts and not loose:
+        return [], search.unused
+    listed = [f"{f.relative_to(manifest.root).as_posix()} ({n})" for f, n in sorted(counts.items())]
+    shown = listed[:SHOWN] + [f"{len(listed) - SHOWN} more folders"] * (len(listed) > SHOWN)
+    shown += [f"{len(loose)} single files ({first_names(loose)})"] if loose else []
+    total = counts.total() + len(loose)
+    images = "1 image is" if total == 1 else f"{total} images are"
+    text = (
+        f"{manifest.root}: {images}{words.removeprefix('are')}: {', '.join(shown)}; move them into "
+        "a folder that is read, or list every image in a manifest.csv, if they should be used"
+    )
+    return [Notice("not_read", "warning", text)], search.unused

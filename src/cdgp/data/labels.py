@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cdgp.data.decode import EXTENSIONS
 from cdgp.data.images import read_image
 from cdgp.errors import ImageError
 
@@ -77,7 +78,7 @@ def tell_labels(files: Sequence[Path]) -> Told:
 
 def named_like_label(path: Path) -> bool:
     """Whether a file's name ends as those of label files do."""
-    return bool(LABEL_ENDING.search(path.stem))
+    return bool(LABEL_ENDING.search(stem_of(path)))
 
 
 def looks_like_label(path: Path) -> bool:
@@ -100,8 +101,15 @@ def _colours(path: Path) -> tuple[int, float]:
 
 
 def stem_of(path: Path) -> str:
-    """The name without its suffix, accents composed, in lower case."""
-    return unicodedata.normalize("NFC", path.stem).casefold()
+    """The name without suffixes, accents composed, in lower case: 7_mask.png.bmp gives 7_mask."""
+    return _bare(unicodedata.normalize("NFC", path.stem).casefold())
+
+
+def _bare(name: str) -> str:
+    """A name without the suffixes of images that it ends with."""
+    while (inner := Path(name)).suffix in EXTENSIONS:
+        name = inner.stem
+    return name
 
 
 def _labels_by_name(files: Iterable[Path]) -> dict[Path, list[Path]]:
@@ -128,7 +136,7 @@ def _labels_by_name(files: Iterable[Path]) -> dict[Path, list[Path]]:
 def _bases(stem: str) -> list[str]:
     """The name without its label endings, the shortest first: 7_mask_gt gives 7 and 7_mask."""
     found: list[str] = []
-    while (shorter := LABEL_ENDING.sub("", stem)) not in ("", stem):
+    while (shorter := _bare(LABEL_ENDING.sub("", stem))) not in ("", stem):
         found.insert(0, shorter)
         stem = shorter
     return found

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cdgp.data.manifest import Manifest
-from cdgp.data.walk import Notice, Search, Unused, first_names
+from cdgp.data.walk import Notice, Search, Unused
 
-SHOWN = 10
-"""So many folders are named."""
+SHOWN, SINGLE = 10, 5
+"""So many folders are named, and so many files in folders of which others are used."""
 
 
 def unread(
@@ -42,7 +42,7 @@ def unread(
     holding = {folder for path in (*places, *manifest.paths()) for folder in path.parents}
     holding |= set(places)
     counts: Counter[Path] = Counter()
-    loose: list[Path] = []
+    loose: list[str] = []
     for told in search.folders(manifest.root):
         for path in told.images:
             if identity(path) in used:
@@ -50,14 +50,16 @@ def unread(
             above = [f for f in reversed(path.parents) if f.is_relative_to(manifest.root)]
             top = next((folder for folder in above if folder not in holding), None)
             if top is None:
-                loose.append(path)
+                loose.append(manifest.name(path))
             else:
                 counts[top] += 1
     if not counts and not loose:
         return [], search.unused
     listed = [f"{f.relative_to(manifest.root).as_posix()} ({n})" for f, n in sorted(counts.items())]
     shown = listed[:SHOWN] + [f"{len(listed) - SHOWN} more folders"] * (len(listed) > SHOWN)
-    shown += [f"{len(loose)} single files ({first_names(loose)})"] if loose else []
+    if loose:
+        more = ", …" if len(loose) > SINGLE else ""
+        shown.append(f"{len(loose)} single files ({', '.join(loose[:SINGLE])}{more})")
     total = counts.total() + len(loose)
     images = "1 image is" if total == 1 else f"{total} images are"
     text = (

@@ -75,18 +75,19 @@ class Unused:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._names: dict[str, list[str]] = defaultdict(list)
+        """The first names, and one more where there are more."""
 
     def add(self, reason: str, name: str, number: int = 1) -> None:
         """Count entries of one name, for one of `REASONS`."""
         self.counts[reason] += number
-        if len(self._names[reason]) < SHOWN:
+        if len(self._names[reason]) <= SHOWN:
             self._names[reason].append(name)
 
     def merge(self, other: Unused, reasons: Collection[str]) -> None:
         """Add what another search does not use, for some reasons."""
         for reason in reasons:
             self.counts[reason] += other.counts[reason]
-            self._names[reason] = (self._names[reason] + other._names[reason])[:SHOWN]
+            self._names[reason] = (self._names[reason] + other._names[reason])[: SHOWN + 1]
 
     def notices(self, place: Path) -> list[Notice]:
         """One notice on what may hold images, and one on the rest."""
@@ -104,7 +105,7 @@ class Unused:
 
     def _listed(self, reason: str) -> str:
         names = self._names[reason]
-        return ", ".join(names) + (", …" if self.counts[reason] > len(names) else "")
+        return ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
 
 
 class Search:

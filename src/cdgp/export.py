@@ -241,7 +241,8 @@ def with_input_size(model: Model, size: InputSize) -> Model:
 
 def network_input(image: Path, settings: Settings) -> Tensor:
     """An image file as input of a network, (3, H, W) float32 RGB in [0, 1]."""
-    return to_input(read_image(image, settings.data.white_level), settings.input_size)
+    pixels = read_image(image, settings.data.white_level, settings.data.first_page)
+    return to_input(pixels, settings.input_size)
 
 
 def check_parity(parity: Parity, out: Path, runtime: str) -> None:

@@ -130,7 +130,7 @@ class Detector:
         """An image as ``predict_pixels`` takes it: HWC float32 RGB in [0, 1], at its own size."""
         white_level = self.settings.data.white_level
         if isinstance(image, str | Path):
-            return read_image(Path(image), white_level)
+            return read_image(Path(image), white_level, self.settings.data.first_page)
         return as_image(image, white_level)
 
     def predict_pixels(self, pixels: NDArray[np.float32]) -> Prediction:

@@ -13,13 +13,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from cdgp.data.formats import (
-    EXTENSIONS, UNREADABLE_EXTENSIONS, Decoder, Header, check_pages, check_size, format_of,
-    is_image, pillow_values, upright,
+    EXTENSIONS,
+    UNREADABLE_EXTENSIONS,
+    Decoder,
+    Header,
+    check_pages,
+    check_runs,
+    check_size,
+    format_of,
+    is_image,
+    pillow_values,
+    upright,
 )  # fmt: skip
 from cdgp.data.jpeg import decode_jpeg
 from cdgp.data.jpeg2000 import decode_jpeg2000, read_jpeg2000_header
@@ -34,7 +42,7 @@ __all__ = [
 ]  # fmt: skip
 
 FORMATS = {
-    "JPEG": ("JPEG", "MPO"), "BMP": ("BMP",), "WEBP": ("WEBP",), "GIF": ("GIF",), "AVIF": ("AVIF",)
+    "JPEG": ("JPEG",), "BMP": ("BMP",), "WEBP": ("WEBP",), "GIF": ("GIF",), "AVIF": ("AVIF",)
 }  # fmt: skip
 """The formats whose header Pillow reads, by the name of `format_of`."""
 READABLE = "JPEG, PNG, TIFF, BMP, WebP, GIF, AVIF, JPEG 2000 or PGM/PPM"
@@ -65,7 +73,8 @@ def image_errors(path: Path) -> Iterator[None]:
     except Exception as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise ImageError(
-            f"{path}: cannot be decoded: {why}; copy it again or save it as PNG"
+            f"{path}: cannot be decoded ({why}): it is damaged, truncated or of a kind that is not "
+            "supported; copy it again or save it as PNG"
         ) from error
 
 
@@ -137,6 +146,9 @@ def decode(path: Path, header: Header) -> tuple[NDArray[Any], float]:
     if header.decoder == "tiff":
         values, full, orientation = decode_tiff(path, header)
     elif header.decoder == "pillow":
+        if header.format == "AVIF":
+            content = path.read_bytes()
+            check_runs(path, content[content.find(b"mdat") :])
         with Image.open(path, formats=FORMATS[header.format]) as image:
             values = pillow_values(image)
     elif header.decoder == "jpeg":

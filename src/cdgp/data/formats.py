@@ -17,6 +17,9 @@ MAX_PIXELS = 178_956_970
 MAX_BYTES = 8 * MAX_PIXELS
 """Larger decoded images (channels × bytes × pixels) are an error, from the header."""
 
+RUN = 400
+"""So many zeros in a row are no code (254 at most were seen); a disk's block has 512 or more."""
+
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 EXTENSIONS = (
     ".png", ".apng", ".jpg", ".jpeg", ".jfif", ".jpe", ".mpo", ".bmp", ".dib", ".tif", ".tiff",
@@ -121,6 +124,15 @@ def is_image(path: Path) -> bool:
             return bool(format_of(file.read(32)))
     except OSError:
         return False
+
+
+def check_runs(path: Path, coded: bytes) -> None:
+    """Raises ImageError where arithmetic code holds a block of one value, as storage errors do.
+
+    Encoders of AVIF and JPEG 2000 write a few zeros in a row, even for flat images.
+    """
+    if bytes(RUN) in coded or b"\xff" * RUN in coded:
+        raise ImageError(f"{path}: is damaged: it holds a block of one value; copy it again")
 
 
 def pillow_values(image: Image.Image) -> NDArray[np.uint8]:

@@ -10,7 +10,7 @@ import imagecodecs
 import numpy as np
 from numpy.typing import NDArray
 
-from cdgp.data.formats import Header
+from cdgp.data.formats import Header, check_runs
 from cdgp.errors import ImageError
 
 START = b"\xff\x4f\xff\x51"
@@ -38,6 +38,7 @@ def read_jpeg2000_header(path: Path, data: bytes) -> Header:
 def decode_jpeg2000(path: Path, data: bytes) -> tuple[NDArray[Any], float]:
     """The image, (H, W) or HWC, and its white, 2^bits - 1."""
     layout = _layout(path, data)
+    check_runs(path, data[data.find(START) :])
     try:
         values = np.asarray(imagecodecs.jpeg2k_decode(data))
     except imagecodecs.Jpeg2kError as error:

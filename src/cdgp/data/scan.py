@@ -71,24 +71,31 @@ _Reading = tuple[Sample, NDArray[np.float32], FileFacts, list[tuple[NDArray[np.b
 """A sample with both digests, its pixels (HWC RGB in [0, 1]), and its masks (H, W)."""
 
 
-def scan(manifest: Manifest, white_level: int, advance: Advance | None = None) -> Scan:
+def scan(
+    manifest: Manifest, white_level: int, advance: Advance | None = None, first_page: bool = False
+) -> Scan:
     """Digests and statistics of every readable image; unreadable ones are listed, not raised.
 
     Digests that the manifest already has are checked. `advance` is called once per image.
+    `white_level` and `first_page` are those of `images.read_image`.
     """
     unreadable: list[Unreadable] = []
-    stats = tuple(_stats(*r) for r in _readings(manifest, white_level, unreadable, advance))
+    readings = _readings(manifest, white_level, unreadable, advance, first_page)
+    stats = tuple(_stats(*reading) for reading in readings)
     readable = replace(manifest, samples=tuple(s.sample for s in stats))
     return Scan(readable, stats, tuple(unreadable))
 
 
-def digested(manifest: Manifest, white_level: int, advance: Advance | None = None) -> Manifest:
+def digested(
+    manifest: Manifest, white_level: int, advance: Advance | None = None, first_page: bool = False
+) -> Manifest:
     """The manifest with both digests of every sample, for where no statistics are needed.
 
     As `scan`, but raises DataError, which lists all files that cannot be used with a reason each.
     """
     unreadable: list[Unreadable] = []
-    samples = tuple(r[0] for r in _readings(manifest, white_level, unreadable, advance))
+    readings = _readings(manifest, white_level, unreadable, advance, first_page)
+    samples = tuple(reading[0] for reading in readings)
     found = Scan(replace(manifest, samples=samples), (), tuple(unreadable))
     check_readable(found)
     return found.manifest
@@ -106,12 +113,16 @@ def check_readable(found: Scan) -> None:
 
 
 def _readings(
-    manifest: Manifest, white_level: int, unreadable: list[Unreadable], advance: Advance | None
+    manifest: Manifest,
+    white_level: int,
+    unreadable: list[Unreadable],
+    advance: Advance | None,
+    first_page: bool,
 ) -> Iterator[_Reading]:
     """Reads one sample after another; those that cannot be read are added to `unreadable`."""
     for sample in manifest.samples:
         try:
-            reading = _read(sample, white_level)
+            reading = _read(sample, white_level, first_page)
         except ImageError as error:
             unreadable.append((sample, error))
         else:
@@ -120,8 +131,8 @@ def _readings(
             advance()
 
 
-def _read(sample: Sample, white_level: int) -> _Reading:
-    pixels, file = images.read_with_facts(sample.image, white_level)
+def _read(sample: Sample, white_level: int, first_page: bool) -> _Reading:
+    pixels, file = images.read_with_facts(sample.image, white_level, first_page)
     sha256, pixel_sha256 = digest(sample.image), images.pixel_digest(pixels)
     if sample.sha256 not in (None, sha256):
         raise ImageError(

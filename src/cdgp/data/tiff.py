@@ -40,7 +40,7 @@ def read_tiff_header(path: Path, first_page: bool) -> Header:
         ImageError: Several pages, too many channels, too large, or segments that are not there.
     """
     with tifffile.TiffFile(path) as tiff:
-        pages = list(tiff.pages)
+        pages: list[Any] = [page.aspage() for page in tiff.pages]
         if not pages:
             raise ImageError(f"{path}: is a TIFF without a directory: it is cut off; copy it again")
         full = [i for i, page in enumerate(pages) if not _is_reduced(page)]
@@ -50,7 +50,7 @@ def read_tiff_header(path: Path, first_page: bool) -> Header:
                 f"cameras do; {SAVE} TIFF"
             )
         number = full[0] if full else 0
-        page = pages[number].aspage()
+        page = pages[number]
         stacked = int((tiff.imagej_metadata or {}).get("images", 1)) if tiff.is_imagej else 1
         check_pages(path, max(len(full), stacked), first_page)
         height, width = int(page.imagelength), int(page.imagewidth)
@@ -63,7 +63,6 @@ def read_tiff_header(path: Path, first_page: bool) -> Header:
 
 def _is_reduced(page: Any) -> bool:
     """Whether a page is a thumbnail or a level of a pyramid."""
-    page = page.aspage()
     old = page.tags.get(OLD_SUBFILE)
     return bool(page.subfiletype & REDUCED) or (old is not None and old.value == OLD_REDUCED)
 
@@ -95,7 +94,7 @@ def _name(value: Any) -> str:
 
 
 def _check_segments(path: Path, page: Any, size: int) -> None:
-    """Whether every strip or tile is within the file, and long enough where it is not compressed."""
+    """Whether every strip or tile is in the file, and long enough where it is not compressed."""
     expected = math.prod(page.chunked)
     found = list(zip(page.dataoffsets, page.databytecounts, strict=False))
     outside = sum(offset < 8 or count < 1 or offset + count > size for offset, count in found)

@@ -114,7 +114,7 @@ def prepare_manifest(
     else:
         manifest, notices = layouts.find(Path(data), chosen.good, chosen.defective)
     with progress.phase("Reading images", len(manifest.samples)) as advance:
-        scanned = scan(manifest, chosen.white_level, advance)
+        scanned = scan(manifest, chosen.white_level, advance, chosen.first_page)
     check_readable(scanned)
     held_out = settings.calibration.pictures == "held_out"
     divided = split(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,16 +58,17 @@ class Told(NamedTuple):
 
 def tell_labels(files: Sequence[Path]) -> Told:
     """Parts the image files of one folder into images and label files."""
-    twins, by_name = _twins(files), _labels_by_name(files)
+    stems = [stem_of(path) for path in files]
+    twins, by_name = _twins(files, stems), _labels_by_name(files, stems)
     owners = {**twins, **by_name}
-    owned = [path for path in files if path not in owners]
+    owned = [path for path in files if path not in owners] if owners else list(files)
     named = [path for path in owned if named_like_label(path)]
     suffixes = {path.suffix for path in twins}
     orphans = {path for path in owned if path.suffix in suffixes and _shows_few_colours(path)}
     if by_name:
         orphans |= set(named)
-    images = [path for path in owned if path not in orphans]
-    kept = set(images)
+    images = [path for path in owned if path not in orphans] if orphans else owned
+    kept = set(images) if owners else set()
     labels = {label: [p for p in paths if p in kept] for label, paths in owners.items()}
     orphans |= {label for label, paths in labels.items() if not paths}
     labels = {label: paths for label, paths in labels.items() if paths}
@@ -112,22 +113,32 @@ def _bare(name: str) -> str:
     return name
 
 
-def _labels_by_name(files: Iterable[Path]) -> dict[Path, list[Path]]:
+def _by_stem(files: Sequence[Path], stems: Sequence[str]) -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = defaultdict(list)
+    for path, stem in zip(files, stems, strict=True):
+        found[stem].append(path)
+    return found
+
+
+def _labels_by_name(files: Sequence[Path], stems: Sequence[str]) -> dict[Path, list[Path]]:
     """The files that are named after another one and a label's word, with those others."""
-    by_stem: dict[str, list[Path]] = defaultdict(list)
+    worded = {s for s in stems if LABEL_ANYWHERE.search(s) or LABEL_ENDING.search(s)}
+    if not worded:
+        return {}
+    by_stem = _by_stem(files, stems)
     by_key: dict[str, list[Path]] = defaultdict(list)
-    for path in files:
-        by_stem[stem_of(path)].append(path)
-        if not LABEL_ANYWHERE.search(path.stem):
-            by_key[_without(IMAGE_ANYWHERE, stem_of(path))].append(path)
-    found = {}
     for stem, paths in by_stem.items():
+        if stem not in worded:
+            by_key[_without(IMAGE_ANYWHERE, stem)] += paths
+    found = {}
+    for stem in worded:
+        paths = by_stem[stem]
         owner = next((base for base in _bases(stem) if base in by_stem), None)
         if owner is not None:
             found.update(dict.fromkeys(paths, by_stem[owner]))
             continue
         key = _without(LABEL_ANYWHERE, stem)
-        if key != stem and key in by_key:
+        if key in by_key:
             labels = [path for path in paths if looks_like_label(path)]
             found.update(dict.fromkeys(labels, by_key[key]))
     return found
@@ -146,13 +157,12 @@ def _without(word: re.Pattern[str], stem: str) -> str:
     return word.sub("", stem).strip("-_. ")
 
 
-def _twins(files: Iterable[Path]) -> dict[Path, list[Path]]:
+def _twins(files: Sequence[Path], stems: Sequence[str]) -> dict[Path, list[Path]]:
     """Files of few colours beside one of the same name with many, with those others."""
-    by_stem: dict[str, list[Path]] = defaultdict(list)
-    for path in files:
-        by_stem[stem_of(path)].append(path)
+    if len(set(stems)) == len(stems):
+        return {}
     found = {}
-    for paths in by_stem.values():
+    for paths in _by_stem(files, stems).values():
         plain = [p for p in paths if len(paths) > 1 and not _is_jpeg(p) and _shows_few_colours(p)]
         rest = [path for path in paths if path not in plain]
         if plain and rest:

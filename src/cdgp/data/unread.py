@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from cdgp.data.labels import LABEL_FOLDER
 from cdgp.data.manifest import Manifest
 from cdgp.data.walk import Notice, Search, Unused
 
@@ -39,8 +40,8 @@ def unread(
 
     used = {identity(path) for path in manifest.paths()}
     search = Search([manifest.root], manifest.root, labels=False, skip=places, peek=peek)
-    holding = {folder for path in (*places, *manifest.paths()) for folder in path.parents}
-    holding |= set(places)
+    parents = {path.parent for path in (*places, *manifest.paths())}
+    holding = {*places, *(folder for parent in parents for folder in (parent, *parent.parents))}
     counts: Counter[Path] = Counter()
     loose: list[str] = []
     for told in search.folders(manifest.root):
@@ -66,4 +67,6 @@ def unread(
         f"{manifest.root}: {images}{words.removeprefix('are')}: {', '.join(shown)}; move them into "
         "a folder that is read, or list every image in a manifest.csv, if they should be used"
     )
+    if places and any(LABEL_FOLDER.fullmatch(folder.name) for folder in counts):
+        text += "; masks are read from a folder 'masks'"
     return [Notice("not_read", "warning", text)], search.unused

@@ -30,6 +30,11 @@ SIDECARS = frozenset({".json", ".xml", ".txt", ".csv", ".yaml", ".yml", ".xmp", 
 RESULTS = frozenset({"scores.csv", "report.html", "config.json", "run.json", "unfinished.sqlite"})
 """Beside one of these, a folder `overlays` holds our own drawings."""
 
+JUNK_FOLDERS = frozenset({
+    "__MACOSX", "#recycle", "#snapshot", "$RECYCLE.BIN", "System Volume Information", "lost+found",
+})  # fmt: skip
+"""Folders that systems make beside the user's own, besides those that start with . or @."""
+
 SAMPLED = 3
 """So many files of a folder that is named like one of labels are looked at."""
 SHOWN = 5
@@ -193,34 +198,33 @@ class Search:
         except OSError as error:
             raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
         for entry in listed:
-            path, linked = here / entry.name, entry.is_symlink()
-            image = path.suffix.lower() in IMAGES
+            name, linked = entry.name, entry.is_symlink()
+            image = _suffix(name) in IMAGES
             # Path.is_dir and is_file would raise where a link leads to a place without rights.
-            if os.path.isdir(path) if linked else entry.is_dir():  # noqa: PTH112
-                if is_junk_folder(entry.name):
-                    self.leave("hidden", path)
+            if os.path.isdir(entry.path) if linked else entry.is_dir():  # noqa: PTH112
+                if is_junk_folder(name):
+                    self.leave("hidden", here / name)
                 else:
-                    folders.append(path)
-            elif entry.name.startswith("."):
+                    folders.append(here / name)
+            elif name.startswith("."):
                 # The notes of a Mac about a file, ._7.png, are no images.
-                if image and not entry.name.startswith("._"):
-                    self.leave("hidden", path)
+                if image and not name.startswith("._"):
+                    self.leave("hidden", here / name)
             # A link of an image's name that leads nowhere is told as unreadable where it is read.
-            elif (os.path.isfile(path) or image) if linked else entry.is_file():  # noqa: PTH113
-                files.append(entry.name)
+            elif (os.path.isfile(entry.path) or image) if linked else entry.is_file():  # noqa: PTH113
+                files.append(name)
             else:
-                self.leave("broken" if linked else "special", path)
-        if RESULTS & set(files) and here / "overlays" in folders:
+                self.leave("broken" if linked else "special", here / name)
+        if here / "overlays" in folders and RESULTS & set(files):
             folders.remove(here / "overlays")
             self.leave("results", here / "overlays")
         return folders, files
 
     def _images(self, here: Path, files: Sequence[str]) -> list[Path]:
         """The files that are images by suffix or content; the others are told."""
-        images, others = [], []
+        images, others = list[Path](), list[Path]()
         for name in files:
-            path = here / name
-            suffix = path.suffix.lower()
+            path, suffix = here / name, _suffix(name)
             if suffix in IMAGES:
                 images.append(path)
             elif suffix in COPIES or name.endswith("~"):
@@ -231,9 +235,9 @@ class Search:
                 images.append(path)
             else:
                 others.append(path)
-        stems = {path.stem for path in images}
+        stems = {path.stem for path in images} if others else set()
         for path in others:
-            sidecar = path.suffix.lower() in SIDECARS and (
+            sidecar = _suffix(path.name) in SIDECARS and (
                 path.stem in stems or Path(path.stem).stem in stems
             )
             self.leave("sidecar" if sidecar else "no_image", path)
@@ -296,7 +300,7 @@ def add_notices(new: Sequence[Notice], notices: list[Notice] | None) -> None:
 
 def is_junk_folder(name: str) -> bool:
     """Whether a folder is hidden, or made by a system for thumbnails."""
-    return name.startswith((".", "@")) or name == "__MACOSX"
+    return name.startswith((".", "@")) or name in JUNK_FOLDERS
 
 
 def _holds_labels(folder: Path, images: Sequence[Path]) -> bool:
@@ -308,6 +312,10 @@ def _holds_labels(folder: Path, images: Sequence[Path]) -> bool:
     else:
         first = list(images[:SAMPLED]) if all(named_like_label(path) for path in images) else []
     return bool(first) and all(looks_like_label(path) for path in first)
+
+
+def _suffix(name: str) -> str:
+    return os.path.splitext(name)[1].lower()  # noqa: PTH122 - a Path for each file takes its time
 
 
 def _lies_in(real: str, top: str) -> bool:

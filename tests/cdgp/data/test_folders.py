@@ -90,6 +90,11 @@ def loose_files(root: Path) -> Made:
     return Made(root, (4, 3))
 
 
+def masks_by_another_name(root: Path) -> Made:
+    label(bins(root) / "Labels/0.png")
+    return Made(root, (4, 3))
+
+
 def nested_bin(root: Path) -> Made:
     bins(root / "train")
     bins(root / "test")
@@ -305,6 +310,7 @@ MAKERS: dict[str, Callable[[Path], Made]] = {
     "validation-part": validation_part,
     "parts-beside-bins": parts_beside_bins,
     "loose-files": loose_files,
+    "masks-by-another-name": masks_by_another_name,
     "nested-bin": nested_bin,
     "linked-third-bin": linked_third_bin,
     "unlisted": lambda root: Made(unlisted(root), (4, 1)),

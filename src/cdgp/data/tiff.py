@@ -7,6 +7,7 @@ the warnings of libjpeg. So the header and the stored segments are judged here f
 from __future__ import annotations
 
 import math
+import struct
 import zlib
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ from cdgp.data.jpeg import check_jpeg
 from cdgp.errors import ImageError
 
 ORIENTATION, OLD_SUBFILE, SUB_PAGES = 274, 255, 330
+PHOTOMETRIC = 262
+USED_TAGS = {
+    254, 255, *range(256, 260), 262, 266, 273, 274, *range(277, 280), 284, 292, 293, 317, 320,
+    *range(322, 326), *range(332, 335), 338, 339, 347, 530, 532,
+}  # fmt: skip
+"""The tags that decide on the pixels (TIFF 6.0), thumbnails and turning."""
 REDUCED, OLD_REDUCED = 1, 2
 NONE, FAX, OLD_JPEG, JPEG, PACKBITS = 1, (2, 3, 4), 6, 7, 32773
 DEFLATE = (8, 32946, 50013)
@@ -53,6 +60,7 @@ def read_tiff_header(path: Path, first_page: bool) -> Header:
         page = pages[number]
         stacked = int((tiff.imagej_metadata or {}).get("images", 1)) if tiff.is_imagej else 1
         check_pages(path, max(len(full), stacked), first_page)
+        _check_tags(path, tiff, page)
         height, width = int(page.imagelength), int(page.imagewidth)
         tag = page.tags.get(ORIENTATION)
         orientation = int(tag.value) if tag else 1
@@ -65,6 +73,23 @@ def _is_reduced(page: Any) -> bool:
     """Whether a page is a thumbnail or a level of a pyramid."""
     old = page.tags.get(OLD_SUBFILE)
     return bool(page.subfiletype & REDUCED) or (old is not None and old.value == OLD_REDUCED)
+
+
+def _check_tags(path: Path, tiff: tifffile.TiffFile, page: Any) -> None:
+    """Whether every stated tag that the pixels hang on was read: a lost one becomes its default."""
+    form, file = tiff.tiff, tiff.filehandle
+    file.seek(page.offset)
+    count = int(struct.unpack(form.tagnoformat, file.read(form.tagnosize))[0])
+    entries = file.read(count * form.tagsize)
+    starts = range(0, len(entries), form.tagsize)
+    stated = {int(struct.unpack_from(form.byteorder + "H", entries, at)[0]) for at in starts}
+    lost = sorted(code for code in stated & USED_TAGS if code not in page.tags)
+    if PHOTOMETRIC not in stated:
+        lost.append(PHOTOMETRIC)
+    if lost:
+        raise ImageError(
+            f"{path}: is damaged: the tag {lost[0]} of its directory cannot be read; copy it again"
+        )
 
 
 def _check_page(path: Path, page: Any) -> None:

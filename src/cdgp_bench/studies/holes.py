@@ -25,7 +25,8 @@ import tifffile
 from numpy.typing import NDArray
 from PIL import Image
 
-from cdgp.data.formats import format_of, pillow_values
+from cdgp.data.decode import read_header
+from cdgp.data.formats import format_of, pillow_values, upright
 from cdgp.data.images import read_image
 from cdgp.errors import ImageError
 from cdgp.presets import DataSettings
@@ -162,38 +163,60 @@ def _filled(data: bytes, rng: np.random.Generator, filler: bytes) -> bytes:
     return data[:at] + filler * length + data[at + length :]
 
 
-def second(data: bytes) -> NDArray[np.float64]:
-    """The pixels as another decoder sees them, HWC RGB in 0..1; any exception where it refuses."""
+def second(path: Path) -> NDArray[np.float64]:
+    """The image as another decoder sees it, HWC RGB in 0..1; any exception where that refuses.
+
+    Pillow for what ours reads with simplejpeg, libpng and OpenJPEG; imagecodecs for what ours reads
+    with Pillow; libtiff for tifffile, and the other way round.
+    """
+    data = path.read_bytes()
     form = format_of(data[:32])
-    if form == "TIFF":
-        return _second_tiff(data)
     decoder = {
-        "BMP": imagecodecs.bmp_decode,
-        "GIF": imagecodecs.gif_decode, "WEBP": imagecodecs.webp_decode,
-        "AVIF": imagecodecs.avif_decode,
+        "BMP": imagecodecs.bmp_decode, "GIF": imagecodecs.gif_decode,
+        "WEBP": imagecodecs.webp_decode, "AVIF": imagecodecs.avif_decode,
     }.get(form)  # fmt: skip
-    if decoder is not None:
+    if form == "TIFF":
+        values = _second_tiff(data)
+    elif decoder is not None:
         values = np.asarray(decoder(data))
     else:
         with Image.open(io.BytesIO(data)) as image:
             image.load()
-            values = np.asarray(image) if image.mode == "I;16" else pillow_values(image)
-    return _unit(values)
+            deep = image.mode in ("I", "I;16")
+            values = np.asarray(image).astype(np.uint16) if deep else pillow_values(image)
+    return _unit(values, read_header(path).orientation)
 
 
-def _second_tiff(data: bytes) -> NDArray[np.float64]:
-    """libtiff for what ours reads with tifffile, and the other way round."""
+def _second_tiff(data: bytes) -> NDArray[Any]:
     with tifffile.TiffFile(io.BytesIO(data)) as file:
         page = file.pages.first
-        if page.compression in (4, 7):
-            return _unit(np.asarray(page.asarray()))
-    return _unit(np.asarray(imagecodecs.tiff_decode(data)))
+        values = np.asarray(
+            page.asarray() if page.compression in (4, 7) else imagecodecs.tiff_decode(data)
+        )
+        white = getattr(page.photometric, "name", "") == "MINISWHITE"
+        if page.extrasamples and page.extrasamples[0] != tifffile.EXTRASAMPLE.UNASSALPHA:
+            values = values[..., :-1]
+    full = 1 if values.dtype.kind in "bf" else np.iinfo(values.dtype).max
+    return np.asarray(full - values if white else values)
 
 
-def _unit(values: NDArray[Any]) -> NDArray[np.float64]:
-    full = 1 if values.dtype == np.bool_ else 255 if values.itemsize == 1 else 65535
-    values = np.squeeze(values) / full
-    return np.dstack([values] * 3) if values.ndim == 2 else values[:, :, :3]
+def _unit(values: NDArray[Any], orientation: int) -> NDArray[np.float64]:
+    full = 1 if values.dtype.kind in "bf" else np.iinfo(values.dtype).max
+    values = values.reshape(*values.shape[:2], -1) / full
+    if values.shape[2] in (2, 4):
+        values = values[:, :, :-1] * values[:, :, -1:]
+    values = upright(values, orientation)
+    return np.repeat(values, 3, axis=2) if values.shape[2] == 1 else values
+
+
+def opinion(path: Path, found: NDArray[np.floating[Any]]) -> str:
+    """Whether the second decoder sees the image that ours has read."""
+    try:
+        other = second(path)
+    except Exception:
+        return "the second decoder refuses"
+    same = other.shape == found.shape and np.abs(found - other).max() <= TOLERANCE
+    return "both see the same" if same else "the two decoders differ"
 
 
 def judged(data: bytes, path: Path, whole: NDArray[np.floating[Any]]) -> str:
@@ -205,12 +228,8 @@ def judged(data: bytes, path: Path, whole: NDArray[np.floating[Any]]) -> str:
         return "refused"
     if found.shape == whole.shape and np.abs(found - whole).max() <= TOLERANCE:
         return "whole"
-    try:
-        other = second(data)
-    except Exception:
-        return "the second decoder refuses"
-    same = other.shape == found.shape and np.abs(found - other).max() <= TOLERANCE
-    return "damage that both see" if same else "the two decoders differ"
+    seen = opinion(path, found)
+    return "damage that both see" if seen == "both see the same" else seen
 
 
 OUTCOMES = (
@@ -227,7 +246,7 @@ def study(inputs: int, keep: Path | None = None) -> list[dict[str, Any]]:
         for form, data in seeds().items():
             path.write_bytes(data)
             whole = read_image(path, WHITE)
-            if np.abs(whole - second(data)).max() > TOLERANCE:
+            if np.abs(whole - second(path)).max() > TOLERANCE:
                 raise ValueError(f"{form}: the whole file differs in the second decoder")
             rng = np.random.default_rng(0)
             for name, damage in DAMAGES.items():

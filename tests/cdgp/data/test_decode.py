@@ -234,6 +234,10 @@ TIFFS: dict[str, Callable[[], Made]] = {
     "tiff-strip-at-0": lambda: Made(with_tag(strips(), 273, 0, 1)),
     "tiff-height": lambda: Made(with_tag(tiff(GREY), 257, SIDE + 40)),
     "tiff-bytes": lambda: Made(with_tag(tiff(GREY), 279, 4000)),
+    "tiff-tag": lambda: Made(tiff(GREY).replace(b"\x06\x01\x03\0", b"\x06\x01\x63\0", 1)),
+    "tiff-no-photometric": lambda: Made(
+        tiff(GREY).replace(b"\x06\x01\x03\0", b"\x05\x01\x03\0", 1)
+    ),
     "tiff-cut": lambda: Made(strips(compression="lzw")[:-500]),
     "tiff-deflate": lambda: Made(damaged_segment(strips(compression="deflate"))),
     "tiff-packbits": lambda: Made(damaged_segment(strips(compression="packbits"))),

@@ -122,7 +122,7 @@ def _by_stem(files: Sequence[Path], stems: Sequence[str]) -> dict[str, list[Path
 
 def _labels_by_name(files: Sequence[Path], stems: Sequence[str]) -> dict[Path, list[Path]]:
     """The files that are named after another one and a label's word, with those others."""
-    worded = {s for s in stems if LABEL_ANYWHERE.search(s) or LABEL_ENDING.search(s)}
+    worded = dict.fromkeys(s for s in stems if LABEL_ANYWHERE.search(s) or LABEL_ENDING.search(s))
     if not worded:
         return {}
     by_stem = _by_stem(files, stems)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cdgp import run_folder
 from cdgp.data.labels import tell_labels
-from cdgp.data.walk import Notice, Search, tell, walk_images
+from cdgp.data.walk import Notice, Search, walk_images
 from cdgp.errors import DataError, ImageError, Interrupted, OutputError
 from cdgp.evaluation import ScoredImage
 from cdgp.files import absolute, digest
@@ -52,8 +52,9 @@ def predict_folder(
 ) -> PredictedFolder:
     """Score images without labels; each is decoded and predicted once.
 
-    An image that cannot be read is listed in ``unreadable.csv`` and the others are scored. Memory
-    grows by a few hundred bytes an image at most.
+    An image that cannot be read is listed in ``unreadable.csv`` and the others are scored. What
+    else lies in the folders is named in the result and in the report. Memory grows by a few hundred
+    bytes an image at most.
 
     Args:
         model: as ``inference.load`` takes it.
@@ -79,7 +80,6 @@ def predict_folder(
         also = "".join(f"; {notice.text}" for notice in not_scored)
         raise DataError(f"{', '.join(map(str, images))}: no images found{also}")
     _prepare_prediction(folder, places, resume, overwrite)
-    tell(not_scored)  # before the long work
     facts = TrainingFacts(audit=[f"Not scored: {notice.text}." for notice in not_scored])
     with closing(Ledger(folder, _cache_key(Path(model), places, save_maps))) as ledger:
         if resume:

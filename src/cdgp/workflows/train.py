@@ -92,7 +92,7 @@ def train_run(
     weak = manifest.weak_split()
     check_calibration(weak, settings)
     for finding in found.of("warning"):  # before the long work, so that it can be stopped
-        log.warning("%s: %s", manifest.root, finding.text)
+        log.warning("%s: %s", manifest.root, finding.text.removeprefix(f"{manifest.root}: "))
     if folder is None:
         model = train(weak, settings, new_context(None, None, progress))
     else:

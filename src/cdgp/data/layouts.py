@@ -15,7 +15,7 @@ from cdgp.data.walk import Notice, Search, first_names, is_junk_folder, tell, wa
 from cdgp.errors import DataError, OutputError
 from cdgp.files import absolute
 
-BESIDE = ("holder", "broken", "above", "hidden")
+BESIDE = ("holder", "broken", "above", "locked", "hidden")
 """What is told of entries beside the bins; a README there is nobody's image."""
 
 

@@ -39,7 +39,9 @@ def unread(
         return unicodedata.normalize("NFC", f"{real[path.parent]}{os.sep}{path.name}")
 
     used = {identity(path) for path in manifest.paths()}
-    search = Search([manifest.root], manifest.root, labels=False, skip=places, peek=peek)
+    search = Search(
+        [manifest.root], manifest.root, labels=False, skip=places, peek=peek, strict=False
+    )
     parents = {path.parent for path in (*places, *manifest.paths())}
     holding = {*places, *(folder for parent in parents for folder in (parent, *parent.parents))}
     counts: Counter[Path] = Counter()

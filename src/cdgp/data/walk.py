@@ -49,6 +49,7 @@ REASONS: dict[str, tuple[Severity, str]] = {
                "that they hold)"),
     "broken": ("warning", "links that lead nowhere"),
     "above": ("warning", "linked folders that lead above the folder that is searched"),
+    "locked": ("warning", "folders that cannot be read"),
     "special": ("warning", "no regular files"),
     "orphan": ("warning", "named like label files, without an image of that name beside them "
                "(rename them if they are images)"),
@@ -123,6 +124,7 @@ class Search:
         labels: Whether label files are told from images; else they are images.
         skip: Folders that are not entered.
         peek: Whether files of unknown suffixes are looked into.
+        strict: Whether a folder that cannot be read is an error; else it is told.
     """
 
     def __init__(
@@ -132,12 +134,14 @@ class Search:
         labels: bool = True,
         skip: Collection[Path] = (),
         peek: bool = True,
+        strict: bool = True,
     ) -> None:
         self.unused = Unused()
         self.label_folders: list[Path] = []
         self._tops = [os.path.realpath(place) for place in places]
         self._base = base
-        self._labels, self._skip, self._peek = labels, frozenset(skip), peek
+        self._labels, self._skip = labels, frozenset(skip)
+        self._peek, self._strict = peek, strict
         self._entered: set[str] = set()
 
     def folders(self, place: Path) -> Iterator[Told]:
@@ -151,7 +155,29 @@ class Search:
         if place.is_file():
             yield Told([place], {}, [], [])
             return
-        yield from self._walk(place, os.path.realpath(place), False)
+        waiting = [(place, os.path.realpath(place))]
+        while waiting:
+            here, real = waiting.pop()
+            if here != place and here.is_symlink():
+                if not self.leads_elsewhere(here):
+                    continue
+                real = os.path.realpath(here)
+            if real in self._entered:
+                self.leave("repeated", here)
+                continue
+            self._entered.add(real)
+            folders, files = self._entries(here)
+            images = self._images(here, files)
+            # What was asked for is searched whatever its name.
+            if self._labels and here != place and _holds_labels(here, images):
+                self.label_folders.append(here)
+                continue
+            yield self._told(images)
+            waiting += [
+                (folder, f"{real}{os.sep}{folder.name}")
+                for folder in reversed(folders)
+                if folder not in self._skip
+            ]
 
     def leave(self, reason: str, path: Path, number: int = 1) -> None:
         """Count entries that are not used, for one of `REASONS`."""
@@ -170,25 +196,6 @@ class Search:
             return False
         return True
 
-    def _walk(self, here: Path, real: str, inner: bool) -> Iterator[Told]:
-        """A folder and those below it; `inner` unless it was asked for, whatever its name."""
-        if real in self._entered:
-            self.leave("repeated", here)
-            return
-        self._entered.add(real)
-        folders, files = self._entries(here)
-        images = self._images(here, files)
-        if self._labels and inner and _holds_labels(here, images):
-            self.label_folders.append(here)
-            return
-        yield self._told(images)
-        for folder in folders:
-            linked = folder.is_symlink()
-            if folder in self._skip or (linked and not self.leads_elsewhere(folder)):
-                continue
-            below = os.path.realpath(folder) if linked else f"{real}{os.sep}{folder.name}"
-            yield from self._walk(folder, below, True)
-
     def _entries(self, here: Path) -> tuple[list[Path], list[str]]:
         """The sub-folders to enter, and the names of regular files, both sorted."""
         folders, files = [], []
@@ -196,6 +203,9 @@ class Search:
             with os.scandir(here) as entries:
                 listed = sorted(entries, key=lambda entry: entry.name)
         except OSError as error:
+            if not self._strict:
+                self.leave("locked", here)
+                return [], []
             raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
         for entry in listed:
             name, linked = entry.name, entry.is_symlink()

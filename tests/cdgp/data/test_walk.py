@@ -1,11 +1,13 @@
 """The search through folders: every file is accounted for, no folder is entered twice."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.helpers import noise_image
+from tests.helpers import noise_image, two_bins
 
+from cdgp.data.layouts import find
 from cdgp.data.walk import Search, Unused, walk_images
 from cdgp.errors import DataError
 
@@ -66,6 +68,24 @@ def test_one_folder_is_held_at_a_time(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="gone: cannot be read"):
         list(walk_images(tmp_path / "gone"))
+
+
+def test_a_folder_beside_the_bins_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops nothing, since nothing of it is used."""
+    bins, scandir = two_bins(tmp_path), os.scandir
+    (tmp_path / "private").mkdir()
+
+    def refuse(place: Path) -> object:
+        if Path(place).name == "private":
+            raise PermissionError(13, "Permission denied", str(place))
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    _, notices = find(bins, "good", "defective")
+    assert [notice.kind for notice in notices] == ["not_used"]
+    assert "folders that cannot be read: 1 (private)" in notices[0].text
 
 
 def test_the_first_names_stand_for_many(tmp_path: Path) -> None:

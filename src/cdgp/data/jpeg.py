@@ -17,7 +17,7 @@ from PIL import Image
 
 from cdgp.errors import ImageError
 
-MARKER = re.compile(rb"\xff+([\x01-\xcf\xd8-\xfe])")
+MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 """The next marker within or behind a scan: neither a stuffed byte nor a restart marker."""
 FRAMES = (0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA, 0xCB)
 LOSSLESS = (0xC3, 0xCB)
@@ -101,6 +101,7 @@ def scan_faults(data: bytes) -> str:
             zeros = ZEROS * (8 if scan.high else 1)
             if data.find(zeros, at, end) >= 0 and not scan.zeros_are_flat(frame, tables):
                 return "its scan holds a block of zeros"
+            at = end
             for part in scan.parts:
                 whole = frame in LOSSLESS
                 lowest[part][0 if whole else scan.first : 64 if whole else scan.last + 1] = (

@@ -11,7 +11,7 @@ from cdgp.data.foreign import missing_folder, sounds_good
 from cdgp.data.manifest import Manifest, Sample, read_csv
 from cdgp.data.pairing import only, pair_masks
 from cdgp.data.unread import unread
-from cdgp.data.walk import Notice, Search, first_names, is_junk_folder, tell, walk_images
+from cdgp.data.walk import Notice, Search, Unused, first_names, is_junk_folder, tell, walk_images
 from cdgp.errors import DataError, OutputError
 from cdgp.files import absolute
 
@@ -91,7 +91,10 @@ def _beside_bins(root: Path, good: str, defective: str) -> tuple[Manifest, list[
     """The table of a folder; images below the folder that it does not list are told."""
     table = root / "manifest.csv"
     manifest = read_csv(table)
-    notices, _ = unread(manifest, [], "are not listed in manifest.csv")
+    notices, unused = unread(manifest, [], "are not listed in manifest.csv")
+    beside = Unused()
+    beside.merge(unused, BESIDE)
+    notices += beside.notices(root)
     if (root / good).is_dir() or (root / defective).is_dir():
         text = f"{table}: is used; the folders beside it are not read"
         notices.append(Notice("reading", "note", text))

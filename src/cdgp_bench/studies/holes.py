@@ -171,14 +171,14 @@ def second(path: Path) -> NDArray[np.float64]:
     """
     data = path.read_bytes()
     form = format_of(data[:32])
-    decoder = {
+    decoders: dict[str, Callable[[bytes], Any]] = {
         "BMP": imagecodecs.bmp_decode, "GIF": imagecodecs.gif_decode,
         "WEBP": imagecodecs.webp_decode, "AVIF": imagecodecs.avif_decode,
-    }.get(form)  # fmt: skip
+    }  # fmt: skip
     if form == "TIFF":
         values = _second_tiff(data)
-    elif decoder is not None:
-        values = np.asarray(decoder(data))
+    elif form in decoders:
+        values = np.asarray(decoders[form](data))
     else:
         with Image.open(io.BytesIO(data)) as image:
             image.load()

@@ -104,7 +104,7 @@ JPEGS: dict[str, Callable[[], Made]] = {
     "jpeg-interval": lambda: Made(without_an_interval()),
     "jpeg-sampling": lambda: Made(odd_sampling()),
     "jpeg-12-bit": lambda: Made(
-        imagecodecs.jpeg_encode(GREY.astype(np.uint16) * 16, bitspersample=12)
+        bytes(imagecodecs.jpeg_encode(GREY.astype(np.uint16) * 16, bitspersample=12))
     ),
     "jpeg-behind": lambda: Made(JPEG + b"\0" * 5000 + JPEG, by_pillow(JPEG)),
 }
@@ -292,8 +292,10 @@ OTHERS: dict[str, Callable[[], Made]] = {
     "jp2-zeroed": lambda: Made(without(encoded(COLOUR, "JPEG2000"), 0.5, 512)),
     "jp2": lambda: Made(encoded(COLOUR, "JPEG2000"), COLOUR / 255),
     "jp2-12-bit": lambda: Made(
-        imagecodecs.jpeg2k_encode(
-            np.dstack([DEEP] * 3), bitspersample=12, reversible=True, level=0, codecformat="j2k"
+        bytes(
+            imagecodecs.jpeg2k_encode(
+                np.dstack([DEEP] * 3), bitspersample=12, reversible=True, level=0, codecformat="j2k"
+            )
         ),
         DEEP / 4095,
     ),
@@ -484,7 +486,7 @@ def test_flat_images_do_hold_zeros() -> None:
 def test_the_first_of_several_pages(tmp_path: Path, kind: str) -> None:
     stream = io.BytesIO()
     frames = [Image.fromarray(GREY), Image.fromarray(255 - GREY)]
-    options = {"lossless": True} if kind == "WEBP" else {}
+    options: dict[str, Any] = {"lossless": True} if kind == "WEBP" else {}
     options |= {"quality": 100, "subsampling": "4:4:4"} if kind == "AVIF" else {}
     frames[0].save(stream, kind, save_all=True, append_images=frames[1:], **options)
     with pytest.raises(ImageError, match=r"holds 2 pages.*data\.pages=first"):

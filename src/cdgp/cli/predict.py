@@ -19,7 +19,8 @@ def predict(
     """Score images with a trained model.
 
     Writes scores.csv, an overlay and a JSON file an image, and report.html. Images that cannot
-    be read are listed in unreadable.csv, the others are scored, and the exit code is 3. Memory
+    be read are listed in unreadable.csv, the others are scored, and the exit code is 3. What else
+    lies in the folders is named with its reason; label files beside images are not scored. Memory
     grows by a few hundred bytes an image at most. A prediction that was stopped goes on with
     --resume.
 
@@ -40,6 +41,8 @@ def predict(
         progress=bars(quiet),
     )  # fmt: skip
     say(f"{done.scored} scored, {done.rejected} called defective: {out_folder}")
+    for text in done.not_scored:
+        warn(f"not scored: {text}")
     if done.unreadable:
         place = out_folder / UNREADABLE
         warn(f"{done.unreadable} images could not be read, listed in {place}:", error=True)

@@ -1,9 +1,6 @@
 """Find what is wrong with a set of images, before anything is trained."""
 
 import json
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -72,15 +69,14 @@ def check_data(
         if path.exists() and not overwrite:
             raise SettingsError(f"{path}: exists; choose another place or give --overwrite")
         run_folder.check_writable(path, path.parent)
-    with _data_warnings() as notes:
-        manifest = layouts.load(source, *bins)
+    manifest, notices = layouts.find(source, *bins)
     listed = absolute(source) if source.is_file() else absolute(source) / run_folder.MANIFEST
     read = {*manifest.paths(), *([listed] if listed.is_file() else [])}
     if table is not None and absolute(table) in read:
         raise SettingsError(f"--groups {table}: is read here; choose another file")
     with (progress or Quiet()).phase("Reading images", len(manifest.samples)) as advance:
         scanned = scan(manifest, white, advance, first_page)
-    found = audit(scanned, white, notes)
+    found = audit(scanned, white, notices)
     if folder is not None:
         write_text(files[0], json.dumps(found.record(), indent=1) + "\n")
         paths = {manifest.name(path): path for path in manifest.paths()}
@@ -89,22 +85,3 @@ def check_data(
         together = grouped(manifest, found)
         replace(together, root=table.resolve().parent).write_csv(table)
     return CheckedData(found, files[1] if files else None, table)
-
-
-@contextmanager
-def _data_warnings() -> Iterator[list[str]]:
-    """Collect what the reader of the data warns of, instead of showing it."""
-    notes: list[str] = []
-
-    class Collect(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            notes.append(record.getMessage())
-
-    logger, handler = logging.getLogger("cdgp.data"), Collect(logging.WARNING)
-    logger.addHandler(handler)
-    propagates, logger.propagate = logger.propagate, False
-    try:
-        yield notes
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagates

@@ -20,8 +20,8 @@ from torch import Tensor
 from cdgp import artifact
 from cdgp.artifact import Model
 from cdgp.data.images import read_image, to_input
-from cdgp.data.layouts import walk_images
 from cdgp.data.manifest import Manifest, read_csv
+from cdgp.data.walk import Search, tell, walk_images
 from cdgp.errors import DataError, ModelFileError, OutputError, SettingsError
 from cdgp.files import digest, subsample_evenly
 from cdgp.method.backbone import STRIDES
@@ -198,7 +198,9 @@ def read_source(path: Path, images: Sequence[Path] = ()) -> Source:
             "without --tile to export"
         )
     if images:
-        found = [file for place in images for file in walk_images(place)]
+        search = Search(images, None)
+        found = [file for place in images for file in walk_images(place, search)]
+        tell(search.unused.notices(Path("--images")))
         if not found:
             raise DataError(f"--images {', '.join(map(str, images))}: no images found")
         compared, defective, fitted = subsample_evenly(found, PARITY_IMAGES), [], found
@@ -239,7 +241,8 @@ def with_input_size(model: Model, size: InputSize) -> Model:
 
 def network_input(image: Path, settings: Settings) -> Tensor:
     """An image file as input of a network, (3, H, W) float32 RGB in [0, 1]."""
-    return to_input(read_image(image, settings.data.white_level), settings.input_size)
+    pixels = read_image(image, settings.data.white_level, settings.data.first_page)
+    return to_input(pixels, settings.input_size)
 
 
 def check_parity(parity: Parity, out: Path, runtime: str) -> None:

@@ -140,7 +140,8 @@ class Detector:
         """As ``read``, with what is in doubt about the colours of a file, in sentences."""
         white_level = self.settings.data.white_level
         if isinstance(image, str | Path):
-            pixels, facts = images.read_with_facts(Path(image), white_level)
+            first_page = self.settings.data.first_page
+            pixels, facts = images.read_with_facts(Path(image), white_level, first_page)
             return pixels, facts.warnings
         return as_image(image, white_level), ()
 

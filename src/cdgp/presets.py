@@ -36,10 +36,17 @@ class DataSettings(_Section):
     """Name of the folder with the defective images."""
     white_level: Count = 65535
     """The value that means white in 16-bit files; 4095 for 12-bit cameras."""
+    pages: Literal["single", "first"] = "single"
+    """A file of several pages is refused (``single``), or its first one is read (``first``)."""
     test_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.2
     """Share of the groups kept for evaluation where the manifest names no test images."""
     calibration_fraction: Annotated[float, Field(gt=0, le=0.5)] = 0.2
     """Share of the training groups kept for calibration (paper: 20 %)."""
+
+    @property
+    def first_page(self) -> bool:
+        """What `data.images.read_image` takes for ``pages``."""
+        return self.pages == "first"
 
 
 class BackboneSettings(_Section):

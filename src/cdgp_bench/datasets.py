@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cdgp.data.images import image_size, read_mask
-from cdgp.data.layouts import images_in, mvtec_category, pair_masks
 from cdgp.data.layouts import load as load_folder
+from cdgp.data.layouts import mvtec_category
 from cdgp.data.manifest import Manifest, Sample
+from cdgp.data.pairing import pair_masks
+from cdgp.data.walk import images_in
 from cdgp.errors import DataError
 from cdgp.files import absolute
 

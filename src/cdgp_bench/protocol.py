@@ -185,14 +185,15 @@ def cached_digests(
     def stamp(sample: Sample) -> list[Any]:
         facts = [path.stat() for path in (sample.image, *sample.masks)]
         stated = [sample.sha256, sample.pixel_sha256]  # a table's digests are checked once, too
-        return [data.white_level, stated, *[[f.st_size, f.st_mtime_ns] for f in facts]]
+        return [data.white_level, data.pages, stated, *[[f.st_size, f.st_mtime_ns] for f in facts]]
 
     stamps = {str(s.image): stamp(s) for s in manifest.samples}
     new = [s for s in manifest.samples
            if known.get(str(s.image), [None])[0] != stamps[str(s.image)]]  # fmt: skip
     if new:
         with progress.phase(f"Reading {manifest.root.name}", len(new)) as advance:
-            read = scan.digested(replace(manifest, samples=tuple(new)), data.white_level, advance)
+            unread = replace(manifest, samples=tuple(new))
+            read = scan.digested(unread, data.white_level, advance, data.first_page)
         for s in read.samples:
             known[str(s.image)] = [stamps[str(s.image)], s.sha256, s.pixel_sha256]
         write_text(cache, json.dumps(known))

@@ -71,7 +71,8 @@ def save_example(
     if not shares:
         return
     _, name, sample = shares[(len(shares) - 1) // 2]
-    image = read_image(sample.image, settings.data.white_level)
+    data = settings.data
+    image = read_image(sample.image, data.white_level, data.first_page)
     parts = cdgp.decompose(prepared.weak, settings, checkpoints, progress, image)
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(

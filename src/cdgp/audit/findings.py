@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from cdgp.audit import checks, duplicates
 from cdgp.audit.types import Audit, Finding, Severity, Shortcut
 from cdgp.data.scan import Scan
+from cdgp.data.walk import Notice
 
 __all__ = ["Audit", "Finding", "Severity", "Shortcut", "audit"]
 
@@ -21,14 +22,14 @@ RULES = {
 ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
-def audit(scan: Scan, white_level: int, notes: Sequence[str] = ()) -> Audit:
-    """All findings of a data set; `notes` came up while its manifest was put together."""
+def audit(scan: Scan, white_level: int, notices: Sequence[Notice] = ()) -> Audit:
+    """All findings of a data set; `notices` came up while its manifest was put together."""
     manifest, stats = scan.manifest, scan.stats
     near, alike = duplicates.near_duplicates(stats)
     shortcuts = checks.shortcuts(stats)
     findings = [
         *checks.unreadable(scan),
-        *(Finding("reading", "note", note) for note in notes),
+        *(Finding(*notice) for notice in notices),
         *duplicates.exact_duplicates(manifest),
         *duplicates.near_findings(manifest, stats, near),
         *duplicates.alike_finding(manifest, stats, alike),

@@ -145,7 +145,8 @@ def pooled_features(
     rows = []
     with progress.phase("Doubtful labels", len(samples)) as advance:
         for sample in samples:
-            pixels = read_image(sample.image, settings.data.white_level)
+            data = settings.data
+            pixels = read_image(sample.image, data.white_level, data.first_page)
             batch = to_input(pixels, settings.input_size)[None].to(device)
             levels = [level.float() for level in encoder(encoder.normalise(batch))]
             rows.append(torch.cat([

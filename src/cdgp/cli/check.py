@@ -20,6 +20,7 @@ def check(
     good: options.Good = None,
     defective: options.Defective = None,
     white_level: options.WhiteLevel = None,
+    pages: options.Pages = None,
     overwrite: options.Overwrite = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -45,7 +46,7 @@ def check(
 
     done = check_data(
         data, out_folder, groups, good=good, defective=defective, white_level=white_level,
-        overwrite=overwrite, progress=bars(quiet),
+        pages=pages, overwrite=overwrite, progress=bars(quiet),
     )  # fmt: skip
     show_audit(done.audit)
     if done.page is not None:

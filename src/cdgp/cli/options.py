@@ -1,7 +1,7 @@
 """Options and arguments of the commands, as annotated types."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -27,6 +27,10 @@ Good = Annotated[str | None, typer.Option(help="Name of the folder of good image
 Defective = Annotated[str | None, typer.Option(help="Name of the folder of defective images.")]
 WhiteLevel = Annotated[
     int | None, typer.Option(help="The value that means white in 16-bit files; 65535.")
+]
+Pages = Annotated[
+    Literal["single", "first"] | None,
+    typer.Option(help="What a file of several pages is: refused (single), or its first page."),
 ]
 Preset = Annotated[str | None, typer.Option(help="lite (default) or paper.", metavar="lite|paper")]
 InputSize = Annotated[

@@ -20,7 +20,8 @@ def predict(
 
     Writes scores.csv, an overlay and a JSON file an image, and report.html. Images that cannot
     be read are listed in unreadable.csv, the others are scored, and the exit code is 3. What is in
-    doubt about an image (no content, odd colours) is in the column warnings. Memory grows by a
+    doubt about an image (no content, odd colours) is in the column warnings. What else lies in the
+    folders is named with its reason; label files beside images are not scored. Memory grows by a
     few hundred bytes an image at most. A prediction that was stopped goes on with
     --resume.
 
@@ -41,6 +42,8 @@ def predict(
         progress=bars(quiet),
     )  # fmt: skip
     say(f"{done.scored} scored, {done.rejected} called defective: {out_folder}")
+    for text in done.not_scored:
+        warn(f"not scored: {text}")
     if done.warned:
         words = "image carries" if done.warned == 1 else "images carry"
         warn(f"{done.warned} {words} warnings, see {out_folder / SCORES}:")

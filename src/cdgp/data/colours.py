@@ -61,15 +61,15 @@ class Profile(NamedTuple):
     warning: str = ""
 
 
-def stated(path: Path, form: str) -> Stated:
-    """What a file states of its colours, from its header; ``form`` as ``decode.Header.format``."""
+def stated(path: Path, form: str, page: int) -> Stated:
+    """What a file states of its colours; ``form`` and ``page`` as `decode.Header` has them."""
     if form == "PNG":
         return _stated_by_png(path)
     if form == "TIFF":
         with tifffile.TiffFile(path) as tiff:
-            page = tiff.pages.first
-            tag = page.tags.get(ICC_TAG)
-            cmyk = getattr(page.photometric, "name", "") == "SEPARATED"
+            shown = tiff.pages[page].aspage()
+            tag = shown.tags.get(ICC_TAG)
+            cmyk = getattr(shown.photometric, "name", "") == "SEPARATED"
             return Stated(None if tag is None else bytes(tag.value), cmyk, True, ())
     if form == "JPEG2000":
         return Stated(_jp2_profile(path), False, True, ())

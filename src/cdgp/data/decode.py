@@ -1,6 +1,7 @@
 """Decodes image files: the header first, then the stored values, upright.
 
-Every reason not to use a file is an `ImageError` that begins with the file's path.
+A file is used whole or not at all: what a decoder warns of, fills or guesses is a reason to refuse.
+Every such reason is an `ImageError` that begins with the file's path and says what to do.
 """
 
 from __future__ import annotations
@@ -8,38 +9,47 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import imagecodecs
-import numpy as np
-import tifffile
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
+from cdgp.data.formats import (
+    EXTENSIONS,
+    UNREADABLE_EXTENSIONS,
+    Decoder,
+    Header,
+    check_pages,
+    check_runs,
+    check_size,
+    format_of,
+    is_image,
+    pillow_values,
+    upright,
+)  # fmt: skip
+from cdgp.data.jpeg import decode_jpeg
+from cdgp.data.jpeg2000 import decode_jpeg2000, read_jpeg2000_header
+from cdgp.data.png import decode_png, read_png_header
+from cdgp.data.pnm import decode_pnm, read_pnm_header
+from cdgp.data.tiff import decode_tiff, read_tiff_header
 from cdgp.errors import ImageError, SettingsError
 
-MAX_PIXELS = 178_956_970
-"""Larger images are an error, from the header, before decoding (Pillow's own hard limit)."""
+__all__ = [
+    "EXTENSIONS", "UNREADABLE_EXTENSIONS", "Header", "decode", "image_errors", "is_image",
+    "read_header",
+]  # fmt: skip
 
-FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF")
-TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+FORMATS = {
+    "JPEG": ("JPEG",), "BMP": ("BMP",), "WEBP": ("WEBP",), "GIF": ("GIF",), "AVIF": ("AVIF",)
+}  # fmt: skip
+"""The formats whose header Pillow reads, by the name of `format_of`."""
+READABLE = "JPEG, PNG, TIFF, BMP, WebP, GIF, AVIF, JPEG 2000 or PGM/PPM"
 ORIENTATION = 0x0112
 
 # Pillow's hard limit stays; its warning between half the limit and the limit goes.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-
-
-@dataclass(frozen=True)
-class Header:
-    """What an image file says of itself; height and width are those of the upright image."""
-
-    height: int
-    width: int
-    orientation: int
-    decoder: str  # "png16", "tiff" or "pillow"
-    format: str
 
 
 @contextmanager
@@ -57,141 +67,107 @@ def image_errors(path: Path) -> Iterator[None]:
         ) from error
     except UnidentifiedImageError as error:
         raise ImageError(
-            f"{path}: is not a JPEG, PNG, TIFF, BMP or WebP image, whatever its name says; "
-            "export it again as one of these"
+            f"{path}: begins like an image, but its header is damaged or of a kind that is not "
+            "supported; copy it again or save it as PNG"
+        ) from error
+    except MemoryError as error:
+        raise ImageError(
+            f"{path}: needs more memory than there is; free some, crop it or make it smaller"
         ) from error
     except Exception as error:
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ImageError(f"{path}: cannot be decoded: {why}") from error
+        reason = getattr(error, "strerror", None)
+        if reason:
+            raise ImageError(f"{path}: cannot be read: {reason}; check the place") from error
+        why = str(error) or type(error).__name__
+        raise ImageError(
+            f"{path}: cannot be decoded ({why}): it is damaged, truncated or of a kind that is not "
+            "supported; copy it again or save it as PNG"
+        ) from error
 
 
-def read_header(path: Path) -> Header:
-    """Size, orientation and format, without decoding any pixel."""
+def read_header(path: Path, first_page: bool = False) -> Header:
+    """Size, orientation and format, without decoding any pixel.
+
+    Arguments:
+        path: A file of any name.
+        first_page: Whether a file of several pages or frames is its first one; else it is refused.
+            Thumbnails and the levels of a pyramid are no pages.
+
+    Raises:
+        ImageError: The file is no image that can be read, holds several, or is too large.
+    """
     with path.open("rb") as file:
-        head = file.read(26)
+        head = file.read(32)
     if not head:
         raise ImageError(f"{path}: is empty (0 bytes); copy it again")
-    if head[:4] in TIFF_MAGIC:
-        with tifffile.TiffFile(path) as tiff:
-            page, pages = tiff.pages.first, len(tiff.pages)
-            height, width = int(page.imagelength), int(page.imagewidth)
-            tag = page.tags.get(ORIENTATION)
-            orientation = int(tag.value) if tag else 1
-            eight_bits = page.dtype in (np.dtype(bool), np.dtype(np.uint8))
-            decoder, form = ("pillow" if eight_bits else "tiff"), "TIFF"
-    else:
-        with Image.open(path, formats=FORMATS) as image:
-            width, height = image.size
-            orientation = _orientation(image)
-            # Further frames of a phone's MPO are previews and depth maps of the first.
-            pages = 1 if image.format == "MPO" else int(getattr(image, "n_frames", 1))
-            decoder = "png16" if image.format == "PNG" and head[24] == 16 else "pillow"
-            form = "JPEG" if image.format == "MPO" else str(image.format)
-    if pages > 1:
-        raise ImageError(f"{path}: holds {pages} pages; save each page as an image of its own")
-    if height * width > MAX_PIXELS:
+    form = format_of(head)
+    by_name = UNREADABLE_EXTENSIONS.get(path.suffix.lower(), "")
+    if form == "TIFF" and not by_name:
+        header = read_tiff_header(path, first_page)
+    elif form == "PNG":
+        header = read_png_header(path, path.read_bytes(), first_page)
+    elif form == "PNM":
+        header = read_pnm_header(path, path.read_bytes(), first_page)
+    elif form == "JPEG2000":
+        header = read_jpeg2000_header(path, path.read_bytes())
+    elif form in FORMATS:
+        header = _pillow_header(path, form, first_page)
+    elif by_name or form:
+        name = by_name or form
+        article = "an" if name[0] in "AEIO" else "a"
         raise ImageError(
-            f"{path}: is too large to decode: it has {height * width} pixels and the limit is "
-            f"{MAX_PIXELS}. Crop it or make it smaller."
+            f"{path}: is {article} {name} image, which cannot be decoded here; save it as PNG"
         )
-    if orientation in (5, 6, 7, 8):
-        height, width = width, height
-    return Header(height, width, orientation, decoder, form)
+    else:
+        raise ImageError(
+            f"{path}: is not a {READABLE} image, whatever its name says; export it again as one "
+            "of these"
+        )
+    check_size(path, header.height, header.width)
+    if header.orientation in (5, 6, 7, 8):
+        return replace(header, height=header.width, width=header.height)
+    return header
 
 
-def _orientation(image: Image.Image) -> int:
-    if image.format == "PNG" and "exif" not in image.info:
-        return 1  # getexif would decode the whole PNG to look behind the pixels
-    return int(image.getexif().get(ORIENTATION, 1))
+def _pillow_header(path: Path, form: str, first_page: bool) -> Header:
+    with Image.open(path, formats=FORMATS[form]) as image:
+        # Further frames of a phone's MPO are previews and depth maps of the first.
+        pages = 1 if image.format == "MPO" else int(getattr(image, "n_frames", 1))
+        check_pages(path, pages, first_page)
+        orientation = int(image.getexif().get(ORIENTATION, 1))
+        decoder: Decoder = "jpeg" if form == "JPEG" else "pillow"
+        return Header(image.height, image.width, orientation, decoder, form)
 
 
 def decode(path: Path, header: Header) -> tuple[NDArray[Any], float]:
     """The stored values, upright, HWC of 1 to 4 channels, and the value that means white.
 
-    Two and four channels end with alpha. White is 255, 65535, 2^bits - 1 or 1.0.
+    Two and four channels end with alpha. White is 255, 65535, 2^bits - 1, the largest value that a
+    PGM or PPM file states, or 1.0.
+
+    Raises:
+        ImageError: The file is damaged, incomplete, or of a kind that is not supported.
     """
     full, orientation = 255.0, header.orientation
-    if header.decoder == "png16":
-        values, full = np.asarray(imagecodecs.png_decode(path.read_bytes())), 65535.0
-    elif header.decoder == "tiff":
-        values, full = _decode_tiff(path)
+    values: NDArray[Any]
+    if header.decoder == "tiff":
+        values, full, orientation = decode_tiff(path, header)
+    elif header.decoder == "pillow":
+        if header.format == "AVIF":
+            content = path.read_bytes()
+            check_runs(path, content[content.find(b"mdat") :])
+        with Image.open(path, formats=FORMATS[header.format]) as image:
+            values = pillow_values(image)
+    elif header.decoder == "jpeg":
+        values = decode_jpeg(path, path.read_bytes())
+    elif header.decoder == "png":
+        values, full = decode_png(path, path.read_bytes())
+    elif header.decoder == "pnm":
+        values, full = decode_pnm(path, path.read_bytes())
     else:
-        # Opened by handle: by name, Pillow 13 maps an uncompressed TIFF at its turned size.
-        with path.open("rb") as file, Image.open(file, formats=FORMATS) as image:
-            values = _decode_pillow(image)
-            orientation = 1 if image.format == "TIFF" else orientation
+        values, full = decode_jpeg2000(path, path.read_bytes())
     values = values[:, :, None] if values.ndim == 2 else values
-    values = _upright(values, orientation)
+    values = upright(values, orientation)
     if values.shape[:2] != (header.height, header.width):
         raise ImageError(f"{path}: the size in the header is not that of the pixels; save it again")
     return values, full
-
-
-def _decode_pillow(image: Image.Image) -> NDArray[np.uint8]:
-    """8-bit files: (H, W) or HWC uint8 grey, RGB or RGBA; only TIFF is upright already."""
-    image.load()
-    if image.format == "TIFF":
-        image = ImageOps.exif_transpose(image)  # does nothing where Pillow has turned it on load
-    if image.mode == "1":
-        image = image.convert("L")
-    elif image.has_transparency_data:
-        image = image.convert("RGBA")
-    elif image.mode not in ("L", "RGB"):
-        image = image.convert("RGB")
-    return np.asarray(image)
-
-
-def _decode_tiff(path: Path) -> tuple[NDArray[Any], float]:
-    """TIFF of more than 8 bits, not yet upright: (H, W) or HWC of its own depth, and its white."""
-    with tifffile.TiffFile(path) as tiff:
-        page = tiff.pages.first
-        values, bits, axes = np.asarray(page.asarray()), int(page.bitspersample), str(page.axes)
-        photometric = getattr(page.photometric, "name", "")
-        straight = page.extrasamples[:1] in ((), (tifffile.EXTRASAMPLE.UNASSALPHA,))
-    if axes == "SYX":
-        values = values.transpose(1, 2, 0)
-    elif axes not in ("YX", "YXS"):
-        raise ImageError(f"{path}: holds a stack ({axes}); save each layer as one image")
-    channels = {"MINISBLACK": (1, 2), "MINISWHITE": (1,), "RGB": (3, 4)}.get(photometric, ())
-    supported = values.dtype.kind == "f" or (values.dtype.kind == "u" and bits <= 16)
-    if not supported or not channels:
-        raise ImageError(
-            f"{path}: {values.dtype} {photometric} TIFF is not supported; "
-            "save it as 8- or 16-bit grey or RGB"
-        )
-    if (values.shape[2] if values.ndim == 3 else 1) not in channels:
-        raise ImageError(f"{path}: {values.shape[-1]} channels; save it as grey, RGB or RGBA")
-    if not straight:
-        # Not straight alpha: a channel of unknown meaning, or colours that are multiplied already.
-        values = values[:, :, :-1]
-    if values.dtype.kind == "f":
-        _check_unit_range(path, values)
-        return (1 - values if photometric == "MINISWHITE" else values), 1.0
-    full = 2**bits - 1
-    return (full - values if photometric == "MINISWHITE" else values), float(full)
-
-
-def _check_unit_range(path: Path, values: NDArray[Any]) -> None:
-    broken = ~np.isfinite(values)
-    if broken.any():
-        count = int(broken.reshape(*values.shape[:2], -1).any(axis=2).sum())
-        raise ImageError(f"{path}: {count} non-finite pixels; write finite values in 0..1")
-    low, high = float(values.min()), float(values.max())
-    if low < 0 or high > 1:
-        outside = (values < 0) | (values > 1)
-        count = int(outside.reshape(*values.shape[:2], -1).any(axis=2).sum())
-        raise ImageError(
-            f"{path}: {count} pixels outside 0..1 (from {low:g} to {high:g}); "
-            "scale float images to 0..1, with one factor for all of them"
-        )
-
-
-def _upright(values: NDArray[Any], orientation: int) -> NDArray[Any]:
-    """Applies EXIF tag 274 to an HWC array; unknown values mean upright."""
-    if orientation in (5, 6, 7, 8):
-        values = values.swapaxes(0, 1)
-    if orientation in (2, 3, 6, 7):
-        values = values[:, ::-1]
-    if orientation in (3, 4, 7, 8):
-        values = values[::-1]
-    return values

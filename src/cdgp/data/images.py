@@ -51,7 +51,7 @@ class FileFacts(NamedTuple):
     """How an image file is stored."""
 
     format: str
-    """"JPEG", "PNG", "BMP", "WEBP" or "TIFF", from the content and not from the name."""
+    """"JPEG", "PNG", "TIFF", "BMP", "WEBP", "GIF", "AVIF", "JPEG2000" or "PNM", by the content."""
     bits: int
     """Bits of a channel, as the file gives them; 32 for floating point."""
     largest: int
@@ -85,18 +85,20 @@ class MaskFacts(NamedTuple):
         return f"every value above 0 counts ({self.values})" if self.levels > 2 else ""
 
 
-def read_image(path: Path, white_level: int) -> NDArray[np.float32]:
+def read_image(path: Path, white_level: int, first_page: bool = False) -> NDArray[np.float32]:
     """Reads one image, upright, at its own size.
 
-    8-bit values are divided by 255, 16-bit values by `white_level`, 9- to 15-bit TIFF by their
-    own full range; float TIFF must lie in [0, 1] already. There is no per-image stretch, so
+    8-bit values are divided by 255, 16-bit values by `white_level`, 9- to 15-bit TIFF and JPEG 2000
+    by their own full range, PGM and PPM by the largest value that they state (where that is 65535,
+    by `white_level`); float TIFF must lie in [0, 1] already. There is no per-image stretch, so
     equal values mean equal brightness in every file. Colours with a profile are converted to sRGB.
     Grey is repeated to RGB, palettes are looked up, CMYK is converted, and transparent pixels are
     composed over black.
 
     Arguments:
-        path: A JPEG, PNG, TIFF, BMP or WebP file of any name.
+        path: An image file of any name, in one of the formats of `decode.EXTENSIONS`.
         white_level: The value that means white in 16-bit files; 4095 for a 12-bit camera.
+        first_page: Whether a file of several pages or frames is its first one, or is refused.
 
     Returns:
         The image, HWC float32 sRGB in [0, 1], in the frame of the upright image.
@@ -105,15 +107,17 @@ def read_image(path: Path, white_level: int) -> NDArray[np.float32]:
         ImageError: The file cannot be used; the message begins with the path.
         SettingsError: `white_level` is not within 1..65535.
     """
-    return read_with_facts(path, white_level)[0]
+    return read_with_facts(path, white_level, first_page)[0]
 
 
-def read_with_facts(path: Path, white_level: int) -> tuple[NDArray[np.float32], FileFacts]:
+def read_with_facts(
+    path: Path, white_level: int, first_page: bool = False
+) -> tuple[NDArray[np.float32], FileFacts]:
     """`read_image`, with how the file is stored."""
     if not 1 <= white_level <= 65535:
         raise SettingsError(f"white_level is {white_level}; give a value within 1..65535")
     with image_errors(path):
-        header = read_header(path)
+        header = read_header(path, first_page)
         if min(header.height, header.width) < MIN_SIDE:
             raise ImageError(
                 f"{path}: image is {header.width} × {header.height}, smaller than the least "
@@ -131,7 +135,7 @@ def read_with_facts(path: Path, white_level: int) -> tuple[NDArray[np.float32], 
                     f"{path}: holds the value {largest}, above the white level {white_level}; "
                     f"set white_level to {fitting_white_level(largest)}"
                 )
-        stated = colours.stated(path, header.format)
+        stated = colours.stated(path, header.format, header.page)
         unit, used, swapped = _colours(path, values, full, stated)
         if alpha:
             unit *= values[:, :, -1:].astype(np.float32) / np.float32(opaque)
@@ -307,10 +311,10 @@ def resize_mask(mask: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.bo
     return np.asarray(resized, np.bool_)
 
 
-def image_size(path: Path) -> tuple[int, int]:
+def image_size(path: Path, first_page: bool = False) -> tuple[int, int]:
     """Size (height, width) of the upright image, from the header alone."""
     with image_errors(path):
-        header = read_header(path)
+        header = read_header(path, first_page)
         return header.height, header.width
 
 

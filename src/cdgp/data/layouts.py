@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import re
-import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cdgp.data.decode import EXTENSIONS
+from cdgp.data.foreign import missing_folder, sounds_good
 from cdgp.data.manifest import Manifest, Sample, read_csv
+from cdgp.data.pairing import only, pair_masks
+from cdgp.data.unread import unread
+from cdgp.data.walk import Notice, Search, Unused, first_names, is_junk_folder, tell, walk_images
 from cdgp.errors import DataError, OutputError
 from cdgp.files import absolute
 
-EXTENSIONS = (".png", ".jpg", ".jpeg", ".jfif", ".jpe", ".bmp", ".tif", ".tiff", ".webp")
-MASK_ENDING = re.compile(r"_(mask|GT)(_?\d+)?$")
-SHOWN = 10
-
-log = logging.getLogger(__name__)
+BESIDE = ("holder", "broken", "above", "locked", "hidden")
+"""What is told of entries beside the bins; a README there is nobody's image."""
 
 
 def load(data: Path, good: str, defective: str) -> Manifest:
+    """`find`, with what it has to tell as log warnings."""
+    manifest, notices = find(data, good, defective)
+    tell(notices)
+    return manifest
+
+
+def find(data: Path, good: str, defective: str) -> tuple[Manifest, list[Notice]]:
     """Reads which images there are, with their labels and masks.
 
     ```
@@ -37,14 +42,16 @@ def load(data: Path, good: str, defective: str) -> Manifest:
                                  train and test hold defective images
     ```
 
-    Sub-folders are searched. Hidden files, thumbnails, folders that start with `.` or `@` and
-    everything that has no image's extension (in any case) are ignored; linked folders are not
-    entered.
+    Sub-folders are searched, linked ones too, none twice. Label files beside the images, see
+    `labels`, are masks of theirs. Everything else that is found is told, with its reason.
 
     Arguments:
         data: A folder or a CSV file.
         good: Name of the sub-folder of good images.
         defective: Name of the sub-folder of defective images.
+
+    Returns:
+        The manifest, and what was found and is not used, or was used in a way to know of.
 
     Raises:
         DataError: The images are not there; the message says what was expected and found.
@@ -53,21 +60,104 @@ def load(data: Path, good: str, defective: str) -> Manifest:
     if root.is_file():
         if root.suffix.lower() != ".csv":
             raise DataError(f"{data}: is a file but not a .csv; give a folder or a CSV manifest")
-        return read_csv(root)
+        manifest = read_csv(root)
+        # Who gives a table has chosen; and it may lie in a large folder of anything.
+        left, _ = unread(manifest, [], f"are not listed in {root.name}", peek=False)
+        return manifest, [notice._replace(severity="note") for notice in left]
     if not root.is_dir():
         raise DataError(f"{data}: there is no such folder or file; check the path")
     if (root / "manifest.csv").is_file():
-        if (root / good).is_dir() or (root / defective).is_dir():
-            log.warning("%s: is used; the folders beside it are not read", root / "manifest.csv")
-        return read_csv(root / "manifest.csv")
+        return _beside_bins(root, good, defective)
     if absolute(root / good) == absolute(root / defective):
         raise DataError(f"{data}: good and defective name the same folder {good!r}; give two names")
+    if not is_parted(root, good, defective):
+        manifest, reading = _two_bins(root, ("",), good, defective)
+    elif (root / "ground_truth").is_dir():
+        manifest, reading = _mvtec(root, good)
+    else:
+        manifest, reading = _two_bins(root, ("train", "test"), good, defective)
+    left, unused = unread(manifest, reading.places, "are not read")
+    reading.search.unused.merge(unused, BESIDE)
+    return manifest, [*reading.all_notices(), *left]
+
+
+def is_parted(root: Path, good: str, defective: str) -> bool:
+    """Whether a folder holds train and test, and no bin of its own."""
     parted = all((root / name).is_dir() for name in ("train", "test"))
-    if parted and not any((root / name).is_dir() for name in (good, defective)):
-        if (root / "ground_truth").is_dir():
-            return mvtec_category(root, good)
-        return _two_bins(root, ("train", "test"), good, defective)
-    return _two_bins(root, ("",), good, defective)
+    return parted and not any((root / name).is_dir() for name in (good, defective))
+
+
+def _beside_bins(root: Path, good: str, defective: str) -> tuple[Manifest, list[Notice]]:
+    """The table of a folder; images below the folder that it does not list are told."""
+    table = root / "manifest.csv"
+    manifest = read_csv(table)
+    notices, unused = unread(manifest, [], "are not listed in manifest.csv")
+    beside = Unused()
+    beside.merge(unused, BESIDE)
+    notices += beside.notices(root)
+    if (root / good).is_dir() or (root / defective).is_dir():
+        text = f"{table}: is used; the folders beside it are not read"
+        notices.append(Notice("reading", "note", text))
+    return manifest, notices
+
+
+class _Reading:
+    """The search of a layout: which places it has read, the label files found, what to tell."""
+
+    def __init__(self, root: Path, folders: Sequence[Path]) -> None:
+        self.root, self.search = root, Search(folders, root)
+        self.places: list[Path] = []
+        self.notices: list[Notice] = []
+        self._masks: dict[Path, list[Path]] = defaultdict(list)
+        self._labels: list[Path] = []
+
+    def images(self, folder: Path) -> list[Path]:
+        """The images of a bin, sorted; label files among them become masks."""
+        self.places.append(folder)
+        images: list[Path] = []
+        for told in self.search.folders(folder):
+            images += told.images
+            for label, owners in told.labels.items():
+                self._masks[only(label, owners)].append(label)
+                self._labels.append(label)
+            if told.named:
+                text = (
+                    f"{told.named[0].parent}: {len(told.named)} files are named like label files "
+                    "of images that are not there, and are used as images: "
+                    f"{first_names(told.named)}"
+                )
+                self.notices.append(Notice("named_like_labels", "warning", text))
+        for place in self.search.label_folders:
+            self._pair(place, images)
+        self.search.label_folders.clear()
+        return sorted(images)
+
+    def _pair(self, place: Path, images: Sequence[Path]) -> None:
+        """The label files of a sub-folder, which belong to images beside it or in folders there."""
+        near = [path for path in images if path.is_relative_to(place.parent)]
+        beside: dict[Path, list[Path]] = defaultdict(list)
+        for path in near:
+            beside[place.parent / path.relative_to(place.parent).parts[0]].append(path)
+        folders = {folder: paths for folder, paths in beside.items() if folder not in near}
+        pairs = pair_masks([{place.parent: near}, folders], place, self.notices)
+        for image, labels in pairs.items():
+            self._masks[image] += labels
+            self._labels += labels
+
+    def masks(self, image: Path, others: Sequence[Path]) -> tuple[Path, ...]:
+        """The masks of an image: those of a folder of masks, and label files beside it."""
+        return (*others, *sorted(self._masks.get(image, ())))
+
+    def all_notices(self) -> list[Notice]:
+        """What the search had to tell, with how many label files became masks."""
+        notices = [*self.notices, *self.search.unused.notices(self.root)]
+        if not self._labels:
+            return notices
+        text = (
+            f"{len(self._labels)} label files beside the images are used as their masks, and not "
+            f"as images: {first_names(self._labels)}"
+        )
+        return [*notices, Notice("labels_as_masks", "note", text)]
 
 
 def mvtec_category(base: Path, good: str) -> Manifest:
@@ -75,45 +165,94 @@ def mvtec_category(base: Path, good: str) -> Manifest:
 
     Masks of the test part lie under ``ground_truth/DEFECT``; the parts are the stated split.
     """
+    manifest, reading = _mvtec(base, good)
+    tell(reading.all_notices())
+    return manifest
+
+
+def _mvtec(base: Path, good: str) -> tuple[Manifest, _Reading]:
+    folders = [
+        (part, folder)
+        for part in ("train", "test")
+        for folder in sorted((base / part).iterdir())
+        if folder.is_dir() and not is_junk_folder(folder.name)
+    ]
+    if not (base / "train" / good).is_dir():
+        raise DataError(missing_folder(base / "train", good, "good"))
+    for _, folder in folders:
+        if folder.name != good and sounds_good(folder.name):
+            raise DataError(
+                f"{folder}: would be read as a kind of defect, but its name says good; name the "
+                f"folders of good images alike, {good!r}, or with --good NAME"
+            )
+    reading = _Reading(base, [folder for _, folder in folders if not folder.is_symlink()])
     samples: list[Sample] = []
-    for part in ("train", "test"):
-        for folder in sorted((base / part).iterdir()):
-            if not folder.is_dir() or folder.is_symlink() or _is_junk_folder(folder.name):
-                continue
-            images = images_in(folder)
-            truth = base / "ground_truth" / folder.name
-            masks = pair_masks([{folder: images}], truth) if part == "test" else {}
-            defective = folder.name != good
-            samples += [Sample(p, defective, masks.get(p, ()), split=part) for p in images]
-    return Manifest(base, tuple(samples))
+    for part, folder in sorted(folders, key=lambda each: each[1].is_symlink()):
+        if folder.is_symlink() and not reading.search.leads_elsewhere(folder):
+            continue
+        images, truth = reading.images(folder), base / "ground_truth" / folder.name
+        pairs: Mapping[Path, tuple[Path, ...]] = {}
+        if part == "test":
+            pairs = pair_masks([{folder: images}], truth, reading.notices)
+            reading.places.append(truth)
+        samples += [
+            Sample(p, folder.name != good, reading.masks(p, pairs.get(p, ())), split=part)
+            for p in images
+        ]
+    return Manifest(base, tuple(samples)), reading
 
 
-def _two_bins(root: Path, parts: Sequence[str], good: str, defective: str) -> Manifest:
+def _two_bins(
+    root: Path, parts: Sequence[str], good: str, defective: str
+) -> tuple[Manifest, _Reading]:
     """The images of both bins of each part, with their masks; the part "" is the root itself."""
-    found: dict[tuple[str, str], list[Path]] = {}
+    options = {good: "good", defective: "defective"}
     for part in parts:
-        place = root / part
-        for name, option in ((good, "good"), (defective, "defective")):
-            if not (place / name).is_dir():
-                raise DataError(_missing_folder(place, name, option))
-            found[part, name] = images_in(place / name)
-            if not found[part, name]:
-                raise DataError(
-                    f"{place / name}: holds no images; put files ending in "
-                    f"{', '.join(EXTENSIONS)} there"
-                )
+        for name, option in options.items():
+            if not (root / part / name).is_dir():
+                raise DataError(missing_folder(root / part, name, option))
+    folders = {(part, name): root / part / name for part in parts for name in options}
+    _check_apart(list(folders.values()))
+    reading = _Reading(root, list(folders.values()))
+    found = {key: reading.images(folder) for key, folder in folders.items()}
+    for key, images in found.items():
+        if not images:
+            raise DataError(_no_images(folders[key]))
     # Where a good and a defective image have one name, the mask belongs to the defective one.
     places = [root, *(root / part for part in parts if part)]
     masks: dict[Path, tuple[Path, ...]] = {}
     for place in places:
         within = parts if place == root else [place.name]
         bins = [{root / p / name: found[p, name] for p in within} for name in (defective, good)]
-        masks |= pair_masks(bins, place / "masks")
-    return Manifest(root, tuple(
-        Sample(image, name == defective, masks.get(image, ()), split=part or None)
+        masks |= pair_masks(bins, place / "masks", reading.notices)
+        reading.places.append(place / "masks")
+    manifest = Manifest(root, tuple(
+        Sample(image, name == defective, reading.masks(image, masks.get(image, ())),
+               split=part or None)
         for (part, name), images in found.items()
         for image in images
     ))  # fmt: skip
+    return manifest, reading
+
+
+def _check_apart(folders: Sequence[Path]) -> None:
+    """Raises DataError where a bin lies in another one: its images would have two labels."""
+    real = {folder: folder.resolve() for folder in folders}
+    for folder in folders:
+        for other in folders:
+            if other != folder and real[folder].is_relative_to(real[other]):
+                raise DataError(
+                    f"{folder}: is, or lies in, {other}, so that its images would be in two bins; "
+                    "separate the folders"
+                )
+
+
+def _no_images(folder: Path) -> str:
+    search = Search([folder], folder)
+    list(walk_images(folder, search))
+    held = [notice.text.partition("not used: ")[2] for notice in search.unused.notices(folder)]
+    also = f" ({'; '.join(held)})" if held else ""
+    return f"{folder}: holds no images{also}; put files ending in {', '.join(EXTENSIONS)} there"
 
 
 def check_outside(folder: Path, data: Path, good: str, defective: str) -> None:
@@ -128,119 +267,3 @@ def check_outside(folder: Path, data: Path, good: str, defective: str) -> None:
     taken = [good, defective, *(name for name in layout if (home / name).is_dir())]
     if target == home or any(target.is_relative_to(home / name) for name in taken):
         raise OutputError(f"{folder}: lies in the data that is read; choose another --out")
-
-
-def _missing_folder(place: Path, name: str, option: str) -> str:
-    found = sorted(p.name for p in place.iterdir() if p.is_dir() and not _is_junk_folder(p.name))
-    here = f"it holds the folders {', '.join(found)}" if found else "it holds no folders"
-    return (
-        f"{place}: there is no folder {name!r} in it, and no manifest.csv; {here}. "
-        f"Put images into {name!r} or name another folder with --{option} NAME."
-    )
-
-
-def _is_junk_folder(name: str) -> bool:
-    return name.startswith((".", "@")) or name == "__MACOSX"
-
-
-def images_in(folder: Path) -> list[Path]:
-    """All images under `folder`, sorted."""
-    return sorted(walk_images(folder, warn=True))
-
-
-def walk_images(place: Path, warn: bool = False) -> Iterator[Path]:
-    """All images under a folder, one sub-folder after another; at most one folder is held.
-
-    Of a file, that file alone, whatever it is. With `warn`, a warning counts the entries that are
-    not used. DataError where a folder cannot be read.
-    """
-
-    def unreadable(error: OSError) -> None:
-        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from error
-
-    if place.is_file():
-        yield place
-        return
-    ignored = 0
-    for here, folders, files in os.walk(place, onerror=unreadable):
-        folders[:] = sorted(name for name in folders if not _is_junk_folder(name))
-        ignored += sum(Path(here, name).is_symlink() for name in folders)
-        shown = [name for name in files if not name.startswith(".")]
-        images = [name for name in shown if Path(name).suffix.lower() in EXTENSIONS]
-        ignored += len(shown) - len(images)
-        yield from (Path(here, name) for name in sorted(images))
-    if ignored and warn:
-        log.warning(
-            "%s: %d entries are not used: files without an image's extension, or linked folders",
-            place, ignored,
-        )  # fmt: skip
-
-
-def _stem(path: Path, folder: Path) -> str:
-    """Name relative to `folder`, without extension, accents composed."""
-    return unicodedata.normalize("NFC", path.relative_to(folder).with_suffix("").as_posix())
-
-
-def pair_masks(
-    bins: Sequence[Mapping[Path, Sequence[Path]]], mask_folder: Path
-) -> dict[Path, tuple[Path, ...]]:
-    """The masks of each image, matched by name and never by position.
-
-    A mask belongs to the image of the same name; else to the image of its name without `_mask`,
-    `_GT` and a number; else to the image of its folder's name, if no mask is named after that one.
-
-    Arguments:
-        bins: Images by the folder that their names are relative to. Where images of two bins
-            match a mask, it belongs to the first bin's.
-        mask_folder: Where the masks are; it need not exist.
-
-    Raises:
-        DataError: Two images of one bin match a mask.
-    """
-    if not mask_folder.is_dir():
-        return {}
-    by_name = [_by_name(folders) for folders in bins]
-    pairs: dict[Path, list[Path]] = defaultdict(list)
-    unnamed: list[Path] = []
-    for mask in images_in(mask_folder):
-        stem = _stem(mask, mask_folder)
-        found = _owner(by_name, mask, stem) or _owner(by_name, mask, MASK_ENDING.sub("", stem))
-        if found:
-            pairs[found].append(mask)
-        else:
-            unnamed.append(mask)
-    named = set(pairs)
-    orphans: list[str] = []
-    for mask in unnamed:
-        found = _owner(by_name, mask, _stem(mask, mask_folder).rpartition("/")[0])
-        if found and found not in named:
-            pairs[found].append(mask)
-        else:
-            orphans.append(mask.name)
-    if orphans:
-        log.warning(
-            "%s: %d masks belong to no image and are not used: %s%s",
-            mask_folder, len(orphans), ", ".join(orphans[:SHOWN]),
-            ", ..." if len(orphans) > SHOWN else "",
-        )  # fmt: skip
-    return {image: tuple(masks) for image, masks in pairs.items()}
-
-
-def _by_name(folders: Mapping[Path, Sequence[Path]]) -> dict[str, list[Path]]:
-    """The images of one bin by the name that a mask of theirs would have."""
-    found: dict[str, list[Path]] = defaultdict(list)
-    for folder, images in folders.items():
-        for image in images:
-            found[_stem(image, folder)].append(image)
-    return found
-
-
-def _owner(by_name: Sequence[Mapping[str, list[Path]]], mask: Path, name: str) -> Path | None:
-    """The image of this name in the first bin that has one."""
-    owners = next((images[name] for images in by_name if name in images), [])
-    if len(owners) > 1:
-        raise DataError(
-            f"{mask}: is the mask of {owners[0]} and of {owners[1]}; "
-            "give the two images different names"
-        )
-    return owners[0] if owners else None

@@ -79,18 +79,24 @@ _Reading = tuple[Sample, NDArray[np.float32], FileFacts, _Masks, str]
 cannot be used."""
 
 
-def scan(manifest: Manifest, white_level: int, advance: Advance | None = None) -> Scan:
+def scan(
+    manifest: Manifest, white_level: int, advance: Advance | None = None, first_page: bool = False
+) -> Scan:
     """Digests and statistics of every readable image; unreadable ones are listed, not raised.
 
     Digests that the manifest already has are checked. `advance` is called once per image.
+    `white_level` and `first_page` are those of `images.read_image`.
     """
     unreadable: list[Unreadable] = []
-    stats = tuple(_stats(*r) for r in _readings(manifest, white_level, unreadable, advance))
+    readings = _readings(manifest, white_level, unreadable, advance, first_page)
+    stats = tuple(_stats(*reading) for reading in readings)
     readable = replace(manifest, samples=tuple(s.sample for s in stats))
     return Scan(readable, stats, tuple(unreadable))
 
 
-def digested(manifest: Manifest, white_level: int, advance: Advance | None = None) -> Manifest:
+def digested(
+    manifest: Manifest, white_level: int, advance: Advance | None = None, first_page: bool = False
+) -> Manifest:
     """The manifest with both digests of every sample, for where no statistics are needed.
 
     As `scan`, but raises DataError, which lists all files that cannot be used with a reason each,
@@ -98,7 +104,8 @@ def digested(manifest: Manifest, white_level: int, advance: Advance | None = Non
     """
     unreadable: list[Unreadable] = []
     samples: list[Sample] = []
-    for sample, _, _, _, problem in _readings(manifest, white_level, unreadable, advance):
+    readings = _readings(manifest, white_level, unreadable, advance, first_page)
+    for sample, _, _, _, problem in readings:
         samples.append(sample)
         if problem:
             unreadable.append((sample, ImageError(problem)))
@@ -121,12 +128,16 @@ def _raise_unreadable(manifest: Manifest, total: int, bad: Sequence[Unreadable])
 
 
 def _readings(
-    manifest: Manifest, white_level: int, unreadable: list[Unreadable], advance: Advance | None
+    manifest: Manifest,
+    white_level: int,
+    unreadable: list[Unreadable],
+    advance: Advance | None,
+    first_page: bool,
 ) -> Iterator[_Reading]:
     """Reads one sample after another; those that cannot be read are added to `unreadable`."""
     for sample in manifest.samples:
         try:
-            reading = _read(sample, white_level)
+            reading = _read(sample, white_level, first_page)
         except ImageError as error:
             unreadable.append((sample, error))
         else:
@@ -135,8 +146,8 @@ def _readings(
             advance()
 
 
-def _read(sample: Sample, white_level: int) -> _Reading:
-    pixels, file = images.read_with_facts(sample.image, white_level)
+def _read(sample: Sample, white_level: int, first_page: bool) -> _Reading:
+    pixels, file = images.read_with_facts(sample.image, white_level, first_page)
     sha256, pixel_sha256 = digest(sample.image), images.pixel_digest(pixels)
     if sample.sha256 not in (None, sha256):
         raise ImageError(

@@ -35,11 +35,17 @@ class Card(NamedTuple):
 
 
 def write_check(
-    out: Path, title: str, audit: Audit, paths: Mapping[str, Path], white_level: int
+    out: Path,
+    title: str,
+    audit: Audit,
+    paths: Mapping[str, Path],
+    white_level: int,
+    first_page: bool = False,
 ) -> None:
     """Write the page; each image that it shows is decoded once.
 
-    ``paths`` are those of images and masks, by the name that the findings use.
+    ``paths`` are those of images and masks, by the name that the findings use. ``white_level`` and
+    ``first_page`` are those of `read_image`.
     """
     folder = out.absolute().parent
 
@@ -47,7 +53,7 @@ def write_check(
     def card(name: str) -> Card:
         path = paths[name]
         try:
-            image = read_image(path, white_level)
+            image = read_image(path, white_level, first_page)
         except ImageError as error:
             return Card(name, link(path, folder), "", reason(error, path))
         small = Image.fromarray(np.rint(image * 255).astype(np.uint8))

@@ -21,8 +21,11 @@ class InputCache:
     ``size`` is (H, W) of the network's input: of the windows where images are cut (``tile``).
     """
 
-    def __init__(self, size: tuple[int, int], white_level: int, tile: bool) -> None:
-        self.size, self.white_level, self.tile = size, white_level, tile
+    def __init__(
+        self, size: tuple[int, int], white_level: int, tile: bool, first_page: bool = False
+    ) -> None:
+        self.size, self.tile = size, tile
+        self.white_level, self.first_page = white_level, first_page
         self._room = CACHE_BYTES
         self._kept: dict[Path, Tensor] = {}
 
@@ -30,7 +33,7 @@ class InputCache:
         """(3, H, W) float32 RGB in [0, 1]: of ``size``, or the image's own where it is tiled."""
         if path in self._kept:
             return self._kept[path]
-        pixels = read_image(path, self.white_level)
+        pixels = read_image(path, self.white_level, self.first_page)
         if self.tile:
             found = torch.from_numpy(pixels).permute(2, 0, 1)
         else:
@@ -77,7 +80,8 @@ class WeakDataset:
 
 def new_inputs(settings: Settings) -> InputCache:
     """An empty cache for a run."""
-    return InputCache(settings.input_size, settings.data.white_level, settings.tile)
+    data = settings.data
+    return InputCache(settings.input_size, data.white_level, settings.tile, data.first_page)
 
 
 def shuffled_stream(items: Sequence[int], start: int, count: int, seed: int, key: str) -> list[int]:

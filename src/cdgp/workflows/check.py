@@ -1,11 +1,9 @@
 """Find what is wrong with a set of images, before anything is trained."""
 
 import json
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from cdgp import run_folder
 from cdgp.audit.duplicates import grouped
@@ -37,6 +35,7 @@ def check_data(
     good: str | None = None,
     defective: str | None = None,
     white_level: int | None = None,
+    pages: Literal["single", "first"] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> CheckedData:
@@ -49,6 +48,8 @@ def check_data(
         good: name of the folder of good images; ``good`` where None.
         defective: name of the folder of defective images; ``defective`` where None.
         white_level: the value that means white in 16-bit files; 65535 where None.
+        pages: whether a file of several pages is its first one, or is refused; ``single`` where
+            None.
         overwrite: replace earlier results.
         progress: where to show the progress; nowhere where None.
 
@@ -58,6 +59,7 @@ def check_data(
     own, source = DataSettings(), Path(data)
     bins = good or own.good, defective or own.defective
     white = own.white_level if white_level is None else white_level
+    first_page = own.first_page if pages is None else pages == "first"
     folder, table = (None if place is None else Path(place) for place in (out, groups))
     names = (run_folder.CHECK, run_folder.CHECK_PAGE)
     files = [folder / name for name in names] if folder is not None else []
@@ -67,39 +69,19 @@ def check_data(
         if path.exists() and not overwrite:
             raise SettingsError(f"{path}: exists; choose another place or give --overwrite")
         run_folder.check_writable(path, path.parent)
-    with _data_warnings() as notes:
-        manifest = layouts.load(source, *bins)
+    manifest, notices = layouts.find(source, *bins)
     listed = absolute(source) if source.is_file() else absolute(source) / run_folder.MANIFEST
     read = {*manifest.paths(), *([listed] if listed.is_file() else [])}
     if table is not None and absolute(table) in read:
         raise SettingsError(f"--groups {table}: is read here; choose another file")
     with (progress or Quiet()).phase("Reading images", len(manifest.samples)) as advance:
-        scanned = scan(manifest, white, advance)
-    found = audit(scanned, white, notes)
+        scanned = scan(manifest, white, advance, first_page)
+    found = audit(scanned, white, notices)
     if folder is not None:
         write_text(files[0], json.dumps(found.record(), indent=1) + "\n")
         paths = {manifest.name(path): path for path in manifest.paths()}
-        write_check(files[1], f"Check of {source.name}", found, paths, white)
+        write_check(files[1], f"Check of {source.name}", found, paths, white, first_page)
     if table is not None:
         together = grouped(manifest, found)
         replace(together, root=table.resolve().parent).write_csv(table)
     return CheckedData(found, files[1] if files else None, table)
-
-
-@contextmanager
-def _data_warnings() -> Iterator[list[str]]:
-    """Collect what the reader of the data warns of, instead of showing it."""
-    notes: list[str] = []
-
-    class Collect(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            notes.append(record.getMessage())
-
-    logger, handler = logging.getLogger("cdgp.data"), Collect(logging.WARNING)
-    logger.addHandler(handler)
-    propagates, logger.propagate = logger.propagate, False
-    try:
-        yield notes
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagates

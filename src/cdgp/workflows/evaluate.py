@@ -24,6 +24,7 @@ from cdgp.evaluation import (
     true_mask,
 )
 from cdgp.inference import Detector, load
+from cdgp.presets import DataSettings
 from cdgp.progress import Progress, Quiet
 from cdgp.report.results import ResultFiles
 
@@ -78,7 +79,7 @@ def evaluate_run(
     folder = None if out is None else Path(out)
     if folder is not None:
         layouts.check_outside(folder, source, *bins)
-    manifest = _digested(layouts.load(source, *bins), names.white_level, progress)
+    manifest = _digested(layouts.load(source, *bins), names, progress)
     test = manifest.of("test")
     if test:
         check_leaks(manifest)
@@ -101,7 +102,7 @@ def evaluate_run(
     return EvaluatedRun(folder, rows, metrics, seen)
 
 
-def _digested(manifest: Manifest, white_level: int, progress: Progress) -> Manifest:
+def _digested(manifest: Manifest, data: DataSettings, progress: Progress) -> Manifest:
     """The manifest with digests; every image that cannot be read is listed before any is scored.
 
     Beside a stated test part, training images are only compared with: where the manifest has
@@ -111,7 +112,8 @@ def _digested(manifest: Manifest, white_level: int, progress: Progress) -> Manif
     known = [s for s in manifest.samples if stated and s.split != "test" and s.pixel_sha256]
     unread = [s for s in manifest.samples if not stated or s.split == "test" or not s.pixel_sha256]
     with progress.phase("Reading images", len(unread)) as advance:
-        read = digested(replace(manifest, samples=tuple(unread)), white_level, advance)
+        new = replace(manifest, samples=tuple(unread))
+        read = digested(new, data.white_level, advance, data.first_page)
     return replace(manifest, samples=(*read.samples, *known))
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -9,13 +10,15 @@ from itertools import islice
 from pathlib import Path
 
 from cdgp import run_folder
-from cdgp.data.layouts import walk_images
+from cdgp.data.labels import tell_labels
+from cdgp.data.walk import Notice, Search, walk_images
 from cdgp.errors import DataError, ImageError, Interrupted, OutputError
 from cdgp.evaluation import ScoredImage
 from cdgp.files import absolute, digest
 from cdgp.inference import Detector, load
 from cdgp.ledger import Ledger
 from cdgp.progress import Progress, Quiet
+from cdgp.report.html import TrainingFacts
 from cdgp.report.results import ResultFiles
 
 SHOWN = 20
@@ -37,6 +40,8 @@ class PredictedFolder:
     """Number of scored images with warnings; the column ``warnings`` of ``scores.csv`` has them."""
     warnings: list[str]
     """The first of them, with the image's name."""
+    not_scored: list[str]
+    """What else was found: how many files by reason, with the first names."""
 
 
 def predict_folder(
@@ -51,8 +56,9 @@ def predict_folder(
 ) -> PredictedFolder:
     """Score images without labels; each is decoded and predicted once.
 
-    An image that cannot be read is listed in ``unreadable.csv`` and the others are scored. Memory
-    grows by a few hundred bytes an image at most.
+    An image that cannot be read is listed in ``unreadable.csv`` and the others are scored. What
+    else lies in the folders is named in the result and in the report. Memory grows by a few hundred
+    bytes an image at most.
 
     Args:
         model: as ``inference.load`` takes it.
@@ -73,10 +79,12 @@ def predict_folder(
         if not path.exists():
             raise DataError(f"{path}: no such file or folder")
     places = outermost([absolute(Path(path)) for path in images])
-    count = sum(1 for place in places for _ in walk_images(place))
+    count, not_scored = _counted(places)
     if not count:
-        raise DataError(f"{', '.join(map(str, images))}: no images found")
+        also = "".join(f"; {notice.text}" for notice in not_scored)
+        raise DataError(f"{', '.join(map(str, images))}: no images found{also}")
     _prepare_prediction(folder, places, resume, overwrite)
+    facts = TrainingFacts(audit=[f"Not scored: {notice.text}." for notice in not_scored])
     with closing(Ledger(folder, _cache_key(Path(model), places, save_maps))) as ledger:
         if resume:
             run_folder.remove_leftovers(folder)
@@ -89,11 +97,11 @@ def predict_folder(
                         _predict_one(detector, name, path, files, ledger)
                     advance()
             files.write_tables(ledger, None)
-            files.write_report(ledger, None, f"{len(ledger)} images without labels")
+            files.write_report(ledger, None, f"{len(ledger)} images without labels", facts)
         except KeyboardInterrupt:
             done = f"interrupted after {len(ledger)} of {count} images"
             raise Interrupted(f"{done}; --resume goes on from there") from None
-        found = _finished(ledger, folder)
+        found = _finished(ledger, folder, [notice.text for notice in not_scored])
     ledger.path.unlink()
     return found
 
@@ -138,7 +146,32 @@ def _predict_one(
     ledger.add(row)
 
 
-def _finished(ledger: Ledger, folder: Path) -> PredictedFolder:
+def _counted(places: Sequence[Path]) -> tuple[int, list[Notice]]:
+    """How many images there are, and what else there is, with the reasons."""
+    root = common_folder(places)
+    search = Search(places, root)
+    count = sum(1 for _ in searched(places, search))
+    return count, search.unused.notices(root or places[0])
+
+
+def searched(places: Sequence[Path], search: Search) -> Iterator[Path]:
+    """Every image of the places, one folder after another; label files are left out and told.
+
+    Of the files that were given by themselves, those are left out that are labels of others.
+    """
+    given: dict[Path, list[Path]] = defaultdict(list)
+    for place in places:
+        if place.is_file():
+            given[place.parent].append(place)
+    labels = {label for files in given.values() for label in tell_labels(files).labels}
+    for place in places:
+        if place in labels:
+            search.leave("label", place)
+        else:
+            yield from walk_images(place, search)
+
+
+def _finished(ledger: Ledger, folder: Path, not_scored: list[str]) -> PredictedFolder:
     """List the unreadable images, and count."""
     place = folder / run_folder.UNREADABLE
     if ledger.unreadable:
@@ -149,7 +182,7 @@ def _finished(ledger: Ledger, folder: Path) -> PredictedFolder:
     warned = (f"{row.name}: {'; '.join(row.warnings)}" for row in ledger if row.warnings)
     return PredictedFolder(
         folder, len(ledger), ledger.rejected, ledger.unreadable, problems,
-        ledger.warned, list(islice(warned, SHOWN)),
+        ledger.warned, list(islice(warned, SHOWN)), not_scored,
     )  # fmt: skip
 
 
@@ -163,13 +196,16 @@ def outermost(places: Sequence[Path]) -> list[Path]:
     return chosen
 
 
+def common_folder(places: Sequence[Path]) -> Path | None:
+    """The folder that all places lie in; None where they have none in common."""
+    try:
+        return Path(os.path.commonpath([p if p.is_dir() else p.parent for p in places]))
+    except ValueError:  # on two drives of a Windows machine nothing is common
+        return None
+
+
 def named_images(places: Sequence[Path]) -> Iterator[tuple[str, Path]]:
     """(name, path) of every image; names are relative to what the places have in common."""
-    folders = [place if place.is_dir() else place.parent for place in places]
-    try:
-        root = Path(os.path.commonpath(folders))
-    except ValueError:  # on two drives of a Windows machine nothing is common
-        root = None
-    for place in places:
-        for path in walk_images(place, warn=True):
-            yield (path.relative_to(root) if root else path).as_posix(), path
+    root = common_folder(places)
+    for path in searched(places, Search(places, None)):
+        yield (path.relative_to(root) if root else path).as_posix(), path

@@ -13,6 +13,7 @@ from cdgp.data import layouts
 from cdgp.data.manifest import Manifest
 from cdgp.data.scan import check_readable, scan
 from cdgp.data.splits import split
+from cdgp.data.walk import Notice
 from cdgp.evaluation import ScoredImage
 from cdgp.files import shortened, write_text
 from cdgp.inference import Detector
@@ -91,7 +92,7 @@ def train_run(
     weak = manifest.weak_split()
     check_calibration(weak, settings)
     for finding in found.of("warning"):  # before the long work, so that it can be stopped
-        log.warning("%s: %s", manifest.root, finding.text)
+        log.warning("%s: %s", manifest.root, finding.text.removeprefix(f"{manifest.root}: "))
     if folder is None:
         model = train(weak, settings, new_context(None, None, progress))
     else:
@@ -107,20 +108,20 @@ def prepare_manifest(
     Where the calibration images are held out of training, both classes must be among them.
     Otherwise a class of a single group leaves only the training images to calibrate on.
     """
-    chosen = settings.data
+    chosen, notices = settings.data, list[Notice]()
     if isinstance(data, Manifest):
         manifest = data
     else:
-        manifest = layouts.load(Path(data), chosen.good, chosen.defective)
+        manifest, notices = layouts.find(Path(data), chosen.good, chosen.defective)
     with progress.phase("Reading images", len(manifest.samples)) as advance:
-        scanned = scan(manifest, chosen.white_level, advance)
+        scanned = scan(manifest, chosen.white_level, advance, chosen.first_page)
     check_readable(scanned)
     held_out = settings.calibration.pictures == "held_out"
     divided = split(
         scanned.manifest, settings.seed, chosen.test_fraction, chosen.calibration_fraction,
         needed=("fit", "calibration") if held_out else ("fit",),
     )  # fmt: skip
-    return divided, audit(scanned, chosen.white_level)
+    return divided, audit(scanned, chosen.white_level, notices)
 
 
 def _train_into(

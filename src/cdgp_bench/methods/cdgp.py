@@ -117,7 +117,8 @@ def stored_evidence(
     """The evidence of image files: from its files, or from the graph and then kept."""
     # By size and time of change, so that an edited image is not answered from the store.
     stamps = [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in paths]
-    key = hashlib.sha256(json.dumps([stamps, settings.data.white_level]).encode()).hexdigest()
+    read = [settings.data.white_level, settings.data.pages]
+    key = hashlib.sha256(json.dumps([stamps, *read]).encode()).hexdigest()
     maps, facts = (folder / f"{key[:16]}.{ending}" for ending in ("npy", "json"))
     if not facts.is_file():
         found = trained()
@@ -145,7 +146,7 @@ def write_evidence(
     with atomic_write(maps) as temporary, progress.phase(name, len(paths)) as advance:
         store = open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
         for index, path in enumerate(paths):
-            image = read_image(path, settings.data.white_level)
+            image = read_image(path, settings.data.white_level, settings.data.first_page)
             batch = to_input(image, settings.input_size)[None].to(device)
             found = graph(batch.contiguous(memory_format=torch.channels_last))
             store[index, 0] = found.dominance[0].cpu()

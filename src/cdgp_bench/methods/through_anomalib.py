@@ -100,7 +100,7 @@ def rows(samples: Sequence[WeakSample], settings: Settings, folder: Path) -> dic
     for sample in samples:
         if sample.defective:
             continue
-        name = f"{digest(sample.image)}-{settings.data.white_level}.png"
+        name = f"{digest(sample.image)}-{settings.data.white_level}-{settings.data.pages}.png"
         path = folder / f"inputs-{height}x{width}" / name
         if not path.is_file():
             values = eight_bit(sample.image, settings).permute(1, 2, 0).numpy()
@@ -112,7 +112,8 @@ def rows(samples: Sequence[WeakSample], settings: Settings, folder: Path) -> dic
 
 def eight_bit(path: Path, settings: Settings) -> Tensor:
     """(3, H, W) uint8 RGB of one image at the input size."""
-    image = to_input(read_image(path, settings.data.white_level), settings.input_size)
+    pixels = read_image(path, settings.data.white_level, settings.data.first_page)
+    image = to_input(pixels, settings.input_size)
     return image.mul(255).round().to(torch.uint8)
 
 

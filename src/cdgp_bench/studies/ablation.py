@@ -169,7 +169,7 @@ class Screening:
         parts = ("fit", "calibration")
         manifest = split(listed, seed, d.test_fraction, d.calibration_fraction, parts)
         calibrating, planting = halves(manifest)
-        whole = [read_image(s.image, d.white_level) for s in planting]
+        whole = [read_image(s.image, d.white_level, d.first_page) for s in planting]
         planted = [
             plant_defect(image, np.random.default_rng([seed, index]))
             for index, image in enumerate(whole)

@@ -1,11 +1,12 @@
 """Fuzzing: random damage against every parser of foreign input.
 
-    python -m cdgp_bench.studies.fuzzing [--inputs 10000] [--only images]
+    python -m cdgp_bench.studies.fuzzing [--inputs 10000] [--only images] [--keep FOLDER]
 
 Whole files of every kind are cut, overwritten and spliced by hypothesis; names and tables are made
 up. For any input a parser either gives a result or raises one of our errors. Prints one line a
 parser. An error ends the program with the smallest input that shows it; that input becomes a test
-in tests/cdgp/test_input_parsers.py.
+in tests/cdgp/test_input_parsers.py. An image that is read must look the same in a second decoder
+(``holes.opinion``); how many do not is printed, and ``--keep`` keeps those files.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from cdgp.presets import PRESETS, DataSettings, read_settings
 from cdgp.presets import settings as preset
 from cdgp.progress import Quiet
 from cdgp.workflows import train_run
+from cdgp_bench.studies.holes import opinion
 
 Parser = Callable[[bytes], object]
 DATA = DataSettings()
@@ -70,6 +72,8 @@ def image_seeds() -> list[bytes]:
         encoded(grey, "PNG"), encoded(colour, "PNG"), encoded(alpha, "PNG"), encoded(deep, "PNG"),
         encoded(grey > 128, "PNG"), palette.getvalue(),
         encoded(colour, "JPEG"), encoded(grey, "JPEG", exif=turned),
+        encoded(colour, "JPEG", progressive=True), encoded(grey, "GIF"), encoded(colour, "PPM"),
+        encoded(colour, "AVIF"), encoded(colour, "JPEG2000"), encoded(deep, "PPM"),
         encoded(colour, "BMP"), encoded(grey > 128, "BMP"), encoded(alpha, "WEBP"),
         tiff(grey), tiff(colour, compression="deflate"), tiff(deep), tiff(deep, byteorder=">"),
         tiff(deep / np.float32(65535)), tiff(deep, photometric="miniswhite"),
@@ -117,8 +121,9 @@ def damaged(seeds: list[bytes], damage: Damage) -> bytes:
 class Parsers:
     """The parsers of foreign input; each takes bytes and gives a result or one of our errors."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, keep: Path | None = None) -> None:
+        self.folder, self.keep = folder, keep
+        self.opinions: Counter[str] = Counter()
         self.whole = image_seeds()[0]
         for name in ("a.png", "ü.png", "b c.png"):
             (folder / name).write_bytes(self.whole)
@@ -129,9 +134,15 @@ class Parsers:
         return path
 
     def image(self, data: bytes) -> object:
-        found, facts = images.read_with_facts(self._written("file", data), DATA.white_level)
+        path = self._written("file", data)
+        found, facts = images.read_with_facts(path, DATA.white_level)
         assert found.dtype == np.float32 and found.ndim == 3 and found.shape[2] == 3
         assert np.isfinite(found).all() and found.min() >= 0 and found.max() <= 1
+        seen = opinion(path, found)
+        self.opinions[f"{facts.format}: {seen}"] += 1
+        if self.keep is not None and seen != "both see the same":
+            self.keep.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, self.keep / f"{facts.format}-{self.opinions.total()}")
         return facts.format
 
     def mask(self, data: bytes) -> object:
@@ -201,9 +212,11 @@ def settings_seeds() -> list[bytes]:
     ]
 
 
-def input_parsers(folder: Path, chosen: str = "") -> dict[str, tuple[list[bytes], Parser]]:
+def input_parsers(
+    folder: Path, chosen: str = "", parsers: Parsers | None = None
+) -> dict[str, tuple[list[bytes], Parser]]:
     """The parsers whose name contains ``chosen``, each with whole inputs that get damaged."""
-    parsers = Parsers(folder)
+    parsers = parsers or Parsers(folder)
     every: dict[str, tuple[Callable[[], list[bytes]], Parser]] = {
         "images": (image_seeds, parsers.image),
         "masks": (image_seeds, parsers.mask),
@@ -254,16 +267,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--inputs", type=int, default=10_000)
     parser.add_argument("--only", default="")
+    parser.add_argument("--keep", type=Path)
     given = parser.parse_args()
     logging.getLogger("cdgp").setLevel(logging.ERROR)
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as place:
-        for name, (seeds, parse) in input_parsers(Path(place), given.only).items():
+        parsers = Parsers(Path(place), given.keep)
+        for name, (seeds, parse) in input_parsers(Path(place), given.only, parsers).items():
             began = time.monotonic()
             outcomes = fuzz(seeds, parse, given.inputs)
             counts = ", ".join(f"{kind} {count}" for kind, count in outcomes.most_common())
             seconds = time.monotonic() - began
             print(f"{name}: {outcomes.total()} inputs in {seconds:.0f} s: {counts}", flush=True)
+        for seen, count in sorted(parsers.opinions.items()):
+            print(f"  {seen}: {count}")
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ def blocks() -> dict[str, str]:
         "aupro": aupro_table(RESULTS / "aupro.json"),
         "doctor": doctor_table(read_rows(RESULTS / "doctor.jsonl")),
         "stream": stream_table(read_rows(RESULTS / "stream.jsonl")),
+        "holes": holes_table(json.loads((RESULTS / "fuzzing.json").read_text())),
         "latency": latency_table(json.loads((RESULTS / "latency.json").read_text())),
         "side_by_side": side_by_side_table(json.loads((RESULTS / "side_by_side.json").read_text())),
     }
@@ -196,6 +197,20 @@ def stream_table(rows: Sequence[Row]) -> str:
         [[f"{r['pictures']:,}", f"{r['peak_mib']:.0f} MiB", f"{r['seconds_a_1000']:.1f}"]
          for r in rows],
     )  # fmt: skip
+
+
+def holes_table(rows: Sequence[Row]) -> str:
+    """The share of damaged files that are read with other pixels, by format and damage."""
+    damages = list(dict.fromkeys(r["damage"] for r in rows))
+    cells: dict[str, dict[str, str]] = {}
+    for r in rows:
+        passed = r["inputs"] - r["refused"] - r["whole"]
+        share = f"{100 * passed / r['inputs']:.1f}" if passed else "0"
+        cells.setdefault(r["format"], {})[r["damage"]] = share
+    return markdown_table(
+        ["format", *damages],
+        [[form, *[found.get(damage, "–") for damage in damages]] for form, found in cells.items()],
+    )
 
 
 def branches_table(rows: Sequence[Row]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.helpers import TINY_OPTIONS as TINY
-from tests.helpers import cdgp, noise_image, plain, snapshot
+from tests.helpers import cdgp, noise_image, plain, snapshot, surface
 
 from cdgp.data.manifest import Manifest
 from cdgp.workflows import Run
@@ -50,6 +50,33 @@ def test_train_evaluate_predict_end_to_end(surfaces: Manifest, tmp_path: Path) -
     assert "1 images could not be read" in plain(result) and "broken.png" in plain(result)
     rows = list(csv.DictReader((tmp_path / "scores" / "scores.csv").open()))
     assert [row["image"] for row in rows] == ["a.png"]
+
+
+@pytest.mark.slow
+def test_the_first_page_of_every_file_from_training_to_prediction(tmp_path: Path) -> None:
+    """Files of two pages give the numbers of files that hold the first page alone."""
+    for number in range(12):
+        part = "good" if number < 8 else "defective"
+        page = surface(number)
+        page[10:20, 10:40] = page[10:20, 10:40] if number < 8 else 255
+        for root, others in (("one", []), ("two", [Image.fromarray(surface(99))])):
+            path = tmp_path / root / part / f"{number}.tif"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(page).save(path, save_all=True, append_images=others)
+    two, first = tmp_path / "two", ("--set", "data.pages=first")
+    assert "holds 2 pages" in plain(cdgp("check", two))
+    assert "holds 2 pages" not in plain(cdgp("check", two, "--pages", "first"))
+    refused = cdgp("train", two, "--out", tmp_path / "refused", *TINY)
+    assert refused.exit_code == 3 and "data.pages=first" in plain(refused)
+    scores = {}
+    for root in ("one", "two"):
+        run, out = tmp_path / f"run {root}", tmp_path / f"scores {root}"
+        trained = cdgp("train", tmp_path / root, "--out", run, *TINY, *first)
+        assert trained.exit_code == 0, trained.output
+        assert cdgp("predict", run, tmp_path / root, "--out", out, "--quiet").exit_code == 0
+        with (out / "scores.csv").open() as file:
+            scores[root] = [(row["image"], row["pred_score"]) for row in csv.DictReader(file)]
+    assert scores["one"] == scores["two"] and len(scores["one"]) == 12
 
 
 def test_output_folder_that_exists_is_refused(surfaces: Manifest, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from tests.helpers import WHITE
 
-from cdgp.data import decode, images
+from cdgp.data import formats, images
 from cdgp.errors import ImageError, SettingsError
 from cdgp.files import digest
 
@@ -262,16 +262,16 @@ def test_decompression_bombs_are_refused_from_the_header(tmp_path: Path) -> None
     path = tmp_path / "claims.png"
     for bits in (8, 16):
         path.write_bytes(png_claiming(60000, 60000, bits))
-        unreadable(path, "3600000000 pixels", str(decode.MAX_PIXELS))
+        unreadable(path, "3600000000 pixels", str(formats.MAX_PIXELS))
         with pytest.raises(ImageError, match="3600000000"):
             images.image_size(path)
-    assert Image.MAX_IMAGE_PIXELS is not None and 2 * Image.MAX_IMAGE_PIXELS == decode.MAX_PIXELS
+    assert Image.MAX_IMAGE_PIXELS is not None and 2 * Image.MAX_IMAGE_PIXELS == formats.MAX_PIXELS
 
 
 def test_our_own_limit_holds_for_every_decoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode, "MAX_PIXELS", 599)
+    monkeypatch.setattr(formats, "MAX_PIXELS", 599)
     unreadable(save(tmp_path / "a.png", GREY), "600 pixels", "599")
     tifffile.imwrite(tmp_path / "a.tif", GREY.astype(np.uint16))
     unreadable(tmp_path / "a.tif", "600 pixels", "599")
@@ -334,7 +334,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_format_that_is_not_ours(tmp_path: Path) -> None:
-    unreadable(save(tmp_path / "a.gif", GREY), "is not a JPEG")
+    unreadable(save(tmp_path / "a.tga", GREY), "is a TGA image, which cannot be decoded here")
 
 
 # ------------------------------------------------------------------------------------------- masks

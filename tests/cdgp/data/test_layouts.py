@@ -65,16 +65,21 @@ def test_junk_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
         noise_image(tmp_path / "good" / name, seed=i)
     for name in ("Thumbs.db", "desktop.ini", ".DS_Store", "f.png.bak", "notes.txt"):
         (tmp_path / "good" / name).write_bytes(b"junk")
-    noise_image(tmp_path / "elsewhere/g.png")
+    noise_image(tmp_path / "elsewhere/linked.png", seed=99)
     (tmp_path / "good/linked").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
     noise_image(tmp_path / "defective/d.png")
     with caplog.at_level(logging.WARNING):
         found = load_folder(tmp_path)
-    assert sorted(s.image.name for s in found.samples if not s.defective) == names
-    assert "5 entries are not used" in caplog.text, "4 files and a linked folder; not the hidden"
+    used = sorted(s.image.name for s in found.samples if not s.defective)
+    assert used == sorted([*names, "linked.png"])
+    assert "7 entries are not used" in caplog.text, "4 files, 3 folders; not what a system hides"
+    assert (
+        "good/Thumbs.db, good/desktop.ini, good/notes.txt" in caplog.text
+        and "f.png.bak" in caplog.text
+    )
 
 
-def test_linked_folders_are_not_entered(tmp_path: Path) -> None:
+def test_links_to_what_is_read_are_not_entered(tmp_path: Path) -> None:
     noise_image(tmp_path / "good/a.png")
     noise_image(tmp_path / "defective/d.png")
     try:

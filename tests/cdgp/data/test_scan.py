@@ -46,6 +46,17 @@ def test_white_level_reaches_the_decoder(tmp_path: Path) -> None:
     raised(lambda: scan.digested(made, 2000), "white_level to 4095")
 
 
+def test_the_first_page_reaches_the_decoder(tmp_path: Path) -> None:
+    pages = [Image.new("L", (9, 9), level) for level in (10, 200)]
+    pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:])
+    made = Manifest(tmp_path, (Sample(tmp_path / "a.tif", False),))
+    raised(lambda: scan.digested(made, WHITE), "holds 2 pages")
+    assert scan.scan(made, WHITE).unreadable
+    found = scan.scan(made, WHITE, first_page=True)
+    assert found.manifest == scan.digested(made, WHITE, first_page=True)
+    assert found.stats[0].brightness == pytest.approx(10 / 255)
+
+
 def test_a_scan_lists_what_digested_raises(tmp_path: Path) -> None:
     made = make_dataset(tmp_path, 5, 3, (16, 12))
     broken = made.samples[1].image

@@ -34,9 +34,9 @@ def test_an_image_in_several_findings_is_decoded_once(
     assert max(shown.values()) > 1
     decoded: Counter[Path] = Counter()
 
-    def counted(path: Path, white_level: int) -> NDArray[np.float32]:
+    def counted(path: Path, white_level: int, first_page: bool) -> NDArray[np.float32]:
         decoded[path] += 1
-        return read_image(path, white_level)
+        return read_image(path, white_level, first_page)
 
     monkeypatch.setattr(check, "read_image", counted)
     paths = {manifest.name(path): path for path in manifest.paths()}

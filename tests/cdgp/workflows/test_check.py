@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.cdgp.workflows.watching import assert_same_files
-from tests.helpers import cdgp, snapshot
+from tests.helpers import cdgp, noise_image, plain, snapshot, two_bins
 
 from cdgp.data.manifest import Manifest, read_csv
 from cdgp.errors import SettingsError
@@ -37,3 +37,16 @@ def test_the_manifest_that_is_read_is_not_replaced(surfaces: Manifest) -> None:
     with pytest.raises(SettingsError, match="is read here"):
         check_data(surfaces.root, groups=table, overwrite=True)
     assert table.read_bytes() == before
+
+
+def test_what_is_not_read_is_a_warning(tmp_path: Path) -> None:
+    """It changes the exit code where --strict asks for that, and nothing else."""
+    data = two_bins(tmp_path / "data", 24, 12)
+    assert cdgp("check", data, "--strict").exit_code == 0
+    counts = check_data(data).audit.counts
+    noise_image(data / "third/0.png")
+    done = cdgp("check", data, "--out", tmp_path / "out")
+    assert done.exit_code == 0 and "1 image is not read: third (1)" in plain(done)
+    assert "1 image is not read: third (1)" in (tmp_path / "out/check.html").read_text("utf-8")
+    assert cdgp("check", data, "--strict").exit_code == 1
+    assert check_data(data).audit.counts == counts

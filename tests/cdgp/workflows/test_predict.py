@@ -1,11 +1,13 @@
 """Prediction as a workflow: the command's files, one pass, resumption."""
 
+import csv
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.cdgp.workflows.watching import Counted, assert_same_files
-from tests.helpers import Interrupting, cdgp, noise_image
+from tests.helpers import Interrupting, cdgp, noise_image, plain, save_image
 
 from cdgp.data.manifest import Manifest
 from cdgp.errors import Interrupted
@@ -71,3 +73,55 @@ def test_unreadable_images_are_counted_and_the_first_are_named(
 def test_outermost_drops_what_lies_in_another_place() -> None:
     places = [Path("/a/b"), Path("/a"), Path("/ab"), Path("/a"), Path("/c/d.png")]
     assert outermost(places) == [Path("/a"), Path("/ab"), Path("/c/d.png")]
+
+
+def scored(folder: Path) -> list[str]:
+    with (folder / "scores.csv").open() as file:
+        return [row["image"] for row in csv.DictReader(file)]
+
+
+def test_every_file_is_scored_or_named(tiny_run: Run, tmp_path: Path) -> None:
+    assert tiny_run.folder is not None
+    folder, two_colours = tmp_path / "in", np.zeros((40, 40), np.uint8)
+    two_colours[5:9, 5:9] = 255
+    for i, name in enumerate(("a.png", "b.jpg", "sub/c.png", "c_1.png", "d.png")):
+        noise_image(folder / name, seed=i)
+    (folder / "d.png").rename(folder / "IMG_0001")
+    for name in ("a_mask.png", "b.jpg_GT.png", "masks/a.png", "masks/b.png"):
+        save_image(folder / name, two_colours)
+    for name in ("x.heic", "set.zip", "film.mp4", "notes.txt", "a.json"):
+        (folder / name).write_bytes(b"nothing")
+    (folder / "sub/loop").symlink_to(folder, target_is_directory=True)
+    result = cdgp("predict", tiny_run.folder, folder, "--out", tmp_path / "out", "--quiet")
+    assert result.exit_code == 3, "x.heic cannot be read"
+    assert scored(tmp_path / "out") == ["IMG_0001", "a.png", "b.jpg", "c_1.png", "sub/c.png"]
+    with (tmp_path / "out/unreadable.csv").open() as file:
+        assert [row["image"] for row in csv.DictReader(file)] == ["x.heic"]
+    again = predict_folder(tiny_run.folder, [folder], tmp_path / "again")
+    report = (tmp_path / "again/report.html").read_text(encoding="utf-8")
+    listed, notes = again.not_scored
+    for text in (listed, plain(result), report):
+        assert "6 entries are not used" in text
+        assert "label files of images beside them: 2 (a_mask.png, b.jpg_GT.png)" in text
+        assert "give it by itself): 2 (masks)" in text
+        assert "2 (film.mp4, set.zip)" in text
+    assert "no images: 1 (notes.txt)" in notes and "linked folders" in notes and "a.json" in notes
+
+
+def test_label_files_among_given_files_are_left_out(tiny_run: Run, tmp_path: Path) -> None:
+    assert tiny_run.folder is not None
+    one, mask = noise_image(tmp_path / "1.png", seed=1), noise_image(tmp_path / "1_mask.png")
+    both = predict_folder(tiny_run.folder, [one, mask], tmp_path / "both")
+    assert scored(tmp_path / "both") == ["1.png"] and "1_mask.png" in both.not_scored[0]
+    alone = predict_folder(tiny_run.folder, [mask], tmp_path / "alone")
+    assert scored(tmp_path / "alone") == ["1_mask.png"] and not alone.not_scored
+
+
+def test_a_folder_that_two_places_lead_to_is_scored_once(tiny_run: Run, tmp_path: Path) -> None:
+    assert tiny_run.folder is not None
+    noise_image(tmp_path / "real/1.png")
+    (tmp_path / "by_link").symlink_to(tmp_path / "real", target_is_directory=True)
+    places = [tmp_path / "by_link", tmp_path / "real"]
+    result = predict_folder(tiny_run.folder, places, tmp_path / "out")
+    assert result.scored == 1 and scored(tmp_path / "out") == ["by_link/1.png"]
+    assert "read elsewhere: 1 (real)" in result.not_scored[0]

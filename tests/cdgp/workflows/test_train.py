@@ -1,6 +1,7 @@
 """Training as a workflow: files, interruption, resumption, what is refused before the long work."""
 
 import json
+import logging
 import os
 import random
 import shutil
@@ -23,6 +24,7 @@ from tests.helpers import (
     save_image,
     snapshot,
     tiny_settings,
+    two_bins,
     weights_of,
 )
 
@@ -292,3 +294,21 @@ def test_too_few_good_images_for_the_rate_are_refused_before_training(
     )
     with pytest.raises(SettingsError, match="at least 99"):
         train_run(surfaces.root, tmp_path / "run", chosen)
+
+
+def test_images_that_are_not_read_are_told_before_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    two_bins(tmp_path / "data")
+    for i in range(5):
+        noise_image(tmp_path / f"data/scratch/{i}.png", seed=i)
+    expected = "5 images are not read: scratch (5)"
+    with caplog.at_level(logging.WARNING), pytest.raises(KeyboardInterrupt):
+        stop = Interrupting("Dual GP", 1)
+        train_run(tmp_path / "data", tmp_path / "run", tiny_settings(), progress=stop)
+    assert expected in caplog.text
+    train_run(tmp_path / "data", tmp_path / "run", tiny_settings(), resume=True)
+    found = json.loads((tmp_path / "run/check.json").read_text(encoding="utf-8"))["findings"]
+    kinds = {f["kind"]: (f["severity"], f["text"]) for f in found}
+    assert kinds["not_read"][0] == "warning" and expected in kinds["not_read"][1]
+    assert expected in (tmp_path / "run/report.html").read_text(encoding="utf-8")

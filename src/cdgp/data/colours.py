@@ -22,6 +22,8 @@ import tifffile
 from numpy.typing import NDArray
 from PIL import Image, ImageCms, ImageOps
 
+from cdgp.errors import ImageError
+
 SAME = 1.5 / 255
 """A profile whose transform moves no colour by more than this is sRGB under another name."""
 RELATIVE_COLORIMETRIC = 1
@@ -71,9 +73,14 @@ def stated(path: Path, form: str, page: int) -> Stated:
             tag = shown.tags.get(ICC_TAG)
             cmyk = getattr(shown.photometric, "name", "") == "SEPARATED"
             return Stated(None if tag is None else bytes(tag.value), cmyk, True, ())
-    if form == "JPEG2000":
-        return Stated(_jp2_profile(path), False, True, ())
     if form == "PNM":
+        return Stated(None, False, True, ())
+    if form == "JPEG2000":  # its decoder converts: RGB well, grey of 16 bits to other numbers
+        if _jp2_profile(path)[16:20] == b"GRAY":
+            raise ImageError(
+                f"{path}: is JPEG 2000 with a grey colour profile, which its decoder gets wrong; "
+                "save it as PNG or TIFF"
+            )
         return Stated(None, False, True, ())
     with Image.open(path) as image:
         info, cmyk = image.info, image.mode == "CMYK"
@@ -228,13 +235,13 @@ def _png_chunks(path: Path) -> Iterator[tuple[bytes, bytes]]:
             file.seek(after)
 
 
-def _jp2_profile(path: Path) -> bytes | None:
-    """The profile in the colour box of a JP2; no decoder hands it out."""
+def _jp2_profile(path: Path) -> bytes:
+    """The profile in the colour box of a JP2; empty where it has none."""
     with path.open("rb") as file:
         head = file.read(2**22)
-    at = head.find(b"colr", 0, head.find(b"jp2c"))
+    at = head.find(b"colr", 0, max(0, head.find(b"jp2c")))
     if at < 4 or head[at + 4] != 2:  # 1 is a colour space by its number
-        return None
+        return b""
     return head[at + 7 : at - 4 + int.from_bytes(head[at - 4 : at], "big")]
 
 

@@ -102,6 +102,20 @@ def bmp_with_profile(path: Path, colours: NDArray[np.uint8], profile: bytes) -> 
     return path
 
 
+def jp2_with_profile(path: Path, values: NDArray[Any], profile: bytes) -> Path:
+    """A lossless JP2 whose colour box holds a profile in place of the number of a colour space."""
+    data = imagecodecs.jpeg2k_encode(values, codecformat="jp2", level=0)
+    outer, inner = data.find(b"jp2h") - 4, data.find(b"colr") - 4
+    length = struct.unpack(">I", data[inner : inner + 4])[0]
+    box = struct.pack(">I", 11 + len(profile)) + b"colr" + bytes([2, 0, 0]) + profile
+    grown = struct.unpack(">I", data[outer : outer + 4])[0] + len(box) - length
+    path.write_bytes(
+        data[:outer] + struct.pack(">I", grown) + data[outer + 4 : inner] + box
+        + data[inner + length :]
+    )  # fmt: skip
+    return path
+
+
 def cmyk(values: NDArray[np.uint8]) -> Image.Image:
     """A CMYK image of (H, W, 4) uint8, 255 is full ink."""
     return Image.fromarray(values, "CMYK")

@@ -1,9 +1,10 @@
 """Score one image with an exported model, using onnxruntime and numpy alone.
 
     cdgp export runs/parts --to onnx --out parts.onnx
-    python examples/onnx_numpy.py parts.onnx image.npy     # (H, W, 3) RGB, uint8
+    python examples/onnx_numpy.py parts.onnx image.npy     # (H, W, 3) sRGB, uint8
 
 The file holds the size of its input and the threshold of the decision; only the resize is here.
+Image files are refused: colour profiles, orientation and depth are what cdgp itself reads.
 """
 
 import json
@@ -11,6 +12,9 @@ import sys
 
 import numpy as np
 import onnxruntime
+
+if not sys.argv[2].endswith(".npy"):
+    sys.exit(f"{sys.argv[2]}: give an array of sRGB, uint8, saved as .npy; cdgp reads image files")
 
 
 def weights(inputs: int, outputs: int) -> np.ndarray:

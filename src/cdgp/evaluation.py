@@ -10,8 +10,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cdgp.data.images import read_masks, resize_mask
+from cdgp.data.images import INVERTED, read_mask_with_facts, reason, resize_mask
 from cdgp.data.manifest import Sample
+from cdgp.errors import ImageError
 from cdgp.files import printable, write_csv
 from cdgp.inference import Detector, Prediction, Region
 from cdgp.metrics.ranking import Measure, image_auroc, pixel_auroc
@@ -30,6 +31,7 @@ class ScoredImage:
     pred_score: float
     pred_label: bool
     regions: tuple[Region, ...]
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -44,6 +46,7 @@ class ScoredImage:
         return cls(
             name, path, split, defective,
             prediction.pred_score, prediction.pred_label, prediction.regions,
+            prediction.warnings,
         )  # fmt: skip
 
 
@@ -84,13 +87,14 @@ def true_mask(
         name: of the image, for the notes.
         notes: names of odd images by what is odd; added to.
     """
-    marked = read_masks(sample.masks, native) if sample.masks else None
+    marked = _read_noted(sample, native, name, notes)
     if not sample.defective:
         if marked is not None and marked.any():
             notes["good_with_marked_mask"].append(name)
         return np.broadcast_to(np.False_, size)
     if marked is None:
-        notes["defective_without_mask"].append(name)
+        if not sample.masks:
+            notes["defective_without_mask"].append(name)
         return None
     if not marked.any():
         notes["defective_with_empty_mask"].append(name)
@@ -100,6 +104,26 @@ def true_mask(
         notes["defect_vanishes_at_metric_size"].append(name)
         return None
     return scored
+
+
+def _read_noted(
+    sample: Sample, native: tuple[int, int], name: str, notes: dict[str, list[str]]
+) -> NDArray[np.bool_] | None:
+    """The union of an image's masks; None where there is none, or one that cannot be used."""
+    union = np.zeros(native, np.bool_)
+    for path in sample.masks:
+        try:
+            mask, facts = read_mask_with_facts(path, native)
+        except ImageError as error:
+            notes["mask_unusable"].append(f"{name}: {path.name}: {reason(error, path)}")
+            return None
+        union |= mask
+        if facts.told:
+            kind = "mask_cut_at_half" if facts.cut else "mask_of_several_values"
+            notes[kind].append(f"{name}: {path.name}: {facts.told}")
+    if union.mean() >= INVERTED:
+        notes["mask_marks_nearly_all"].append(name)
+    return union if sample.masks else None
 
 
 def odd_images(notes: dict[str, list[str]], samples: Sequence[Sample]) -> dict[str, list[str]]:
@@ -113,7 +137,9 @@ def image_metrics(rows: Sequence[ScoredImage], detector: Detector) -> dict[str, 
     """Image AUROC, calibration error, overkill and escape, with the counts."""
     scores = np.array([row.pred_score for row in rows], dtype=np.float64)
     labels = np.array([bool(row.defective) for row in rows], dtype=np.bool_)
-    decisions = overkill_and_escape(scores, labels, detector.threshold)
+    # By the decisions: an image without content is rejected whatever its score.
+    rejected = np.array([row.pred_label for row in rows], dtype=np.float64)
+    decisions = overkill_and_escape(rejected, labels, 0.5)
     return {
         "good": int((~labels).sum()),
         "defective": int(labels.sum()),
@@ -152,7 +178,7 @@ def _with_reason(name: str, measure: Measure) -> dict[str, Any]:
 
 
 def write_scores(path: Path, rows: Iterable[ScoredImage]) -> None:
-    """Write ``scores.csv``: image, split, label, pred_score, pred_label, regions (JSON)."""
+    """Write ``scores.csv``: name, split, label, score, decision, regions (JSON), warnings."""
     words = {True: "defective", False: "good", None: ""}
     cells = (
         (
@@ -162,7 +188,9 @@ def write_scores(path: Path, rows: Iterable[ScoredImage]) -> None:
             repr(row.pred_score),  # the shortest text that reads back as the same number
             words[row.pred_label],
             json.dumps([asdict(region) for region in row.regions]),
+            printable("; ".join(row.warnings)),
         )
         for row in rows
     )
-    write_csv(path, ["image", "split", "label", "pred_score", "pred_label", "regions"], cells)
+    header = ["image", "split", "label", "pred_score", "pred_label", "regions", "warnings"]
+    write_csv(path, header, cells)

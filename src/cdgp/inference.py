@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from cdgp import artifact
-from cdgp.data.images import MIN_SIDE, read_image, to_input
+from cdgp.data import images
+from cdgp.data.images import MIN_SIDE, no_content, to_input
 from cdgp.errors import ImageError, ModelFileError, SettingsError
 from cdgp.method.calibration import image_probability
 from cdgp.method.network import Outputs
@@ -54,11 +55,14 @@ class Prediction:
     pred_score: float
     """Calibrated probability that the part is defective, in [0, 1]."""
     pred_label: bool
-    """True where the part is called defective: ``pred_score`` is above the model's threshold."""
+    """True where the part is called defective: ``pred_score`` is above the model's threshold, or
+    the image holds nothing to see, as ``warnings`` then say."""
     regions: tuple[Region, ...]
     """Highest peak first."""
     pred_mask: NDArray[np.bool_]
     """(H, W) of the original image; True where the surprisal is above the region level."""
+    warnings: tuple[str, ...] = ()
+    """What is in doubt about the image itself: its colours, or that it holds nothing to see."""
 
 
 class Detector:
@@ -124,17 +128,32 @@ class Detector:
         Raises:
             ImageError: a file that cannot be read, or an array of another kind.
         """
-        return self.predict_pixels(self.read(image))
+        return self.predict_pixels(*self.read_with_warnings(image))
 
     def read(self, image: str | Path | NDArray[Any]) -> NDArray[np.float32]:
         """An image as ``predict_pixels`` takes it: HWC float32 RGB in [0, 1], at its own size."""
+        return self.read_with_warnings(image)[0]
+
+    def read_with_warnings(
+        self, image: str | Path | NDArray[Any]
+    ) -> tuple[NDArray[np.float32], tuple[str, ...]]:
+        """As ``read``, with what is in doubt about the colours of a file, in sentences."""
         white_level = self.settings.data.white_level
         if isinstance(image, str | Path):
-            return read_image(Path(image), white_level, self.settings.data.first_page)
-        return as_image(image, white_level)
+            first_page = self.settings.data.first_page
+            pixels, facts = images.read_with_facts(Path(image), white_level, first_page)
+            return pixels, facts.warnings
+        return as_image(image, white_level), ()
 
-    def predict_pixels(self, pixels: NDArray[np.float32]) -> Prediction:
-        """Predict an image that is already read: HWC float32 RGB in [0, 1]."""
+    def predict_pixels(
+        self, pixels: NDArray[np.float32], warnings: tuple[str, ...] = ()
+    ) -> Prediction:
+        """Predict an image that is already read: HWC float32 RGB in [0, 1].
+
+        An image that holds nothing to see is never called good, whatever its score.
+        ``warnings`` are those of ``read_with_warnings``.
+        """
+        nothing = no_content(pixels)
         if self.settings.tile:
             found = self._run_tiled(pixels)
         else:
@@ -147,9 +166,10 @@ class Detector:
             anomaly_map=resize_map(found.anomaly_map[0].numpy(), native),
             surprisal=surprisal,
             pred_score=probability,
-            pred_label=probability > self.threshold,
+            pred_label=bool(nothing) or probability > self.threshold,
             regions=find_regions(surprisal, self.region_level),
             pred_mask=surprisal > self.region_level,
+            warnings=(*warnings, nothing) if nothing else warnings,
         )
 
     def _run_tiled(self, pixels: NDArray[np.float32]) -> Outputs:

@@ -21,12 +21,12 @@ from cdgp.inference import Region
 from cdgp.run_folder import LEDGER
 
 COMMIT_SECONDS = 1.0
-LAYOUT = 2
+LAYOUT = 3
 """Version of the tables; SQLite stores it as ``user_version``."""
 TABLES = (
     "CREATE TABLE cache_key (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE images (name BLOB PRIMARY KEY, path BLOB NOT NULL,"
-    " score REAL, label INTEGER, regions TEXT, problem TEXT) WITHOUT ROWID",
+    " score REAL, label INTEGER, regions TEXT, warnings TEXT, problem TEXT) WITHOUT ROWID",
     f"PRAGMA user_version = {LAYOUT}",
 )
 
@@ -89,13 +89,14 @@ class Ledger:
 
     def __iter__(self) -> Iterator[ScoredImage]:
         query = (
-            "SELECT name, path, score, label, regions FROM images WHERE problem IS NULL "
-            "ORDER BY name"
+            "SELECT name, path, score, label, regions, warnings FROM images "
+            "WHERE problem IS NULL ORDER BY name"
         )
-        for name, path, score, label, regions in self._each(query):
+        for name, path, score, label, regions, warnings in self._each(query):
             yield ScoredImage(
                 os.fsdecode(name), Path(os.fsdecode(path)), None, None, score, bool(label),
                 tuple(Region(**region) for region in json.loads(regions)),
+                tuple(json.loads(warnings)),
             )  # fmt: skip
 
     @property
@@ -107,6 +108,11 @@ class Ledger:
     def unreadable(self) -> int:
         """Number of images that could not be read."""
         return self._count("problem IS NOT NULL")
+
+    @property
+    def warned(self) -> int:
+        """Number of scored images with warnings."""
+        return self._count("warnings != '[]'")
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(name, message) of the images that could not be read, by name."""
@@ -122,11 +128,14 @@ class Ledger:
     def add(self, row: ScoredImage) -> None:
         """Add an image whose files are written."""
         regions = json.dumps([asdict(region) for region in row.regions])
-        self._put(row.name, row.path, row.pred_score, int(row.pred_label), regions, None)
+        warnings = json.dumps(row.warnings)
+        self._put(
+            row.name, row.path, row.pred_score, int(row.pred_label), regions, warnings, None
+        )  # fmt: skip
 
     def add_unreadable(self, name: str, path: Path, error: ImageError) -> None:
         """Add an image that cannot be read, with the reason."""
-        self._put(name, path, None, None, None, printable(str(error)))
+        self._put(name, path, None, None, None, None, printable(str(error)))
 
     def forget_unreadable(self) -> None:
         """Remove the images that could not be read, so that they are tried again."""
@@ -145,7 +154,7 @@ class Ledger:
         self._rows.close()
 
     def _put(self, name: str, path: Path, *values: float | str | None) -> None:
-        query = "INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?, ?, ?)"
+        query = "INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?, ?, ?, ?)"
         self._all(query, os.fsencode(name), os.fsencode(path), *values)
         if time.monotonic() - self._saved > COMMIT_SECONDS:
             self.save()

@@ -9,11 +9,13 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
+from tests.cdgp.data.profiles import png_with
+from tests.helpers import noise_image
 
 import cdgp
 from cdgp.data.manifest import Manifest
 from cdgp.errors import ImageError
-from cdgp.inference import as_image, find_regions, resize_map
+from cdgp.inference import Detector, as_image, find_regions, resize_map
 from cdgp.workflows import Run
 
 
@@ -77,10 +79,36 @@ def test_from_predict_to_torch_are_at_most_four_frames_of_our_own(
 
 
 def test_final_map_is_surprisal_plus_image_term(tiny_run: Run) -> None:
-    prediction = tiny_run.detector.predict(np.full((64, 64), 128, np.uint8))
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
+    prediction = tiny_run.detector.predict(noise)
     term = tiny_run.detector.settings.calibration.image_weight * np.log(prediction.pred_score)
     np.testing.assert_allclose(prediction.anomaly_map - prediction.surprisal, term, atol=1e-4)
     assert prediction.pred_label == (prediction.pred_score > tiny_run.detector.threshold)
+    assert prediction.warnings == ()
+
+
+def test_an_image_without_content_is_never_called_good(tiny_run: Run) -> None:
+    detector = tiny_run.detector
+    flat = np.full((64, 64, 3), 0.5, np.float32)
+    certain = Detector(
+        detector.card._replace(decision=detector.card.decision._replace(threshold=1.0)),
+        detector.runtime,
+    )
+    for found in (certain.predict(flat), certain.predict_pixels(flat, ("a doubt",))):
+        assert found.pred_label and found.pred_score <= certain.threshold
+        assert found.warnings[-1].startswith("holds nothing to see")
+    assert certain.predict_pixels(flat, ("a doubt",)).warnings[0] == "a doubt"
+    noise = np.random.default_rng(0).random((64, 64, 3), np.float32)
+    assert not certain.predict(noise).pred_label
+
+
+def test_warnings_of_a_file_come_with_its_prediction(tiny_run: Run, tmp_path: Path) -> None:
+    noise_image(tmp_path / "a.png", (64, 64))
+    png_with(tmp_path / "a.png", gAMA=(100_000).to_bytes(4, "big"))
+    pixels, warnings = tiny_run.detector.read_with_warnings(tmp_path / "a.png")
+    (text,) = warnings
+    assert "gAMA" in text and tiny_run.detector.predict(tmp_path / "a.png").warnings == warnings
+    np.testing.assert_array_equal(tiny_run.detector.read(tmp_path / "a.png"), pixels)
 
 
 def test_load_takes_a_run_folder(tiny_run: Run) -> None:

@@ -3,6 +3,7 @@
 import csv
 import os
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,14 @@ def row(name: str, score: float = 0.25) -> ScoredImage:
 def test_rows_come_back_by_name_as_often_as_wanted(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, CACHE_KEY)
     odd = os.fsdecode(b"old_\xff.png")
-    rows = [row("b.png", 0.1 + 0.2), row("a/1.png"), row(odd, 0.75), row("ü.png")]
+    doubtful = replace(row("ü.png"), warnings=("CMYK without an Adobe marker", 'says "; "'))
+    rows = [row("b.png", 0.1 + 0.2), row("a/1.png"), row(odd, 0.75), doubtful]
     for one in rows:
         ledger.add(one)
     expected = sorted(rows, key=lambda r: os.fsencode(r.name))
     assert list(ledger) == expected and list(ledger) == expected
     assert len(ledger) == 4 and ledger.rejected == 1 and ledger.unreadable == 0
+    assert ledger.warned == 1
     assert rows[0] in ledger and row("c.png") not in ledger and "b.png" not in ledger
     ledger.add(row("b.png", 0.5))  # scored again after a kill
     assert len(ledger) == 4

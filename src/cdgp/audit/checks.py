@@ -9,7 +9,7 @@ from scipy.stats import mannwhitneyu
 from sklearn.metrics import roc_auc_score
 
 from cdgp.audit.types import Finding, Severity, Shortcut, count
-from cdgp.data.images import fitting_white_level
+from cdgp.data.images import INVERTED, fitting_white_level
 from cdgp.data.manifest import Manifest
 from cdgp.data.scan import ImageStats, Scan
 from cdgp.data.splits import CLASSES, split
@@ -22,15 +22,14 @@ CHANCE = 0.01
 """Its Mann-Whitney p-value must be below this: a few images are separable by luck."""
 COPIED_TOGETHER = 3600.0
 """Files that all changed within so many seconds were copied together: their times mean nothing."""
-INVERTED = 0.9
-"""A mask that marks at least this share of its image may be inverted."""
-GREY_LEVELS = 16
-"""A mask with more levels than this was blurred or compressed."""
+POLARITY = 0.1
+"""The way round of inks that fits a set must be nearer to its brightness by at least this."""
 FEW = {False: 20, True: 10}
 """With fewer groups of a class than this, probabilities and thresholds are coarse."""
 TOO_FEW = 3
 """With fewer groups of a class than this, none can be set aside for both calibration and test."""
 SHOWN = 5
+NAMED = 20
 TIME = "time of change"
 
 MASKS: dict[str, tuple[Severity, str]] = {
@@ -38,7 +37,9 @@ MASKS: dict[str, tuple[Severity, str]] = {
     "mask_empty": ("warning", "defective with an empty mask: used for the image metrics alone"),
     "mask_on_good": ("warning", "good with a mask that marks something: the label is used"),
     "mask_inverted": ("warning", "with a mask that marks nearly all of it; cdgp inverts no mask"),
-    "mask_grey": ("warning", "with a mask of many grey levels, cut at half of the largest"),
+    "mask_unusable": ("warning", "with a mask that cannot be used: no pixel metrics of them"),
+    "mask_grey": ("warning", "with a mask that was blurred or compressed"),
+    "mask_values": ("note", "with a mask of several values"),
     "mask_union": ("note", "with several masks, which are joined"),
 }
 
@@ -56,12 +57,12 @@ def unreadable(scan: Scan) -> Iterable[Finding]:
 
 def files(manifest: Manifest, stats: Sequence[ImageStats], white_level: int) -> Iterable[Finding]:
     """Transparency, and the scale of 16-bit values."""
-    clear = tuple((manifest.name(s.sample.image),) for s in stats if s.file.transparent)
+    clear = [s for s in stats if s.file.transparent]
     if clear:
         yield Finding(
             "transparent", "warning",
             f"{count(len(clear), 'image')} with transparent pixels, which are shown over black",
-            clear,
+            _names(manifest, clear),
         )  # fmt: skip
     deep = [s for s in stats if s.file.bits == 16]
     largest = max((s.file.largest for s in deep), default=white_level)
@@ -72,8 +73,72 @@ def files(manifest: Manifest, stats: Sequence[ImageStats], white_level: int) -> 
             f"none of the {count(len(deep), '16-bit image')} exceeds {largest}, so they are nearly "
             f"black while {white_level} means white; if the camera has fewer bits, set "
             f"data.white_level={fitting}",
-            tuple((manifest.name(s.sample.image),) for s in deep),
+            _names(manifest, deep),
         )  # fmt: skip
+
+
+def content(manifest: Manifest, stats: Sequence[ImageStats]) -> Iterable[Finding]:
+    """Images that hold nothing to see: black frames, lens caps, alpha 0 everywhere."""
+    empty = [s for s in stats if s.nothing]
+    if empty:
+        every = " (every image: is the set right?)" if len(empty) == len(stats) else ""
+        yield Finding(
+            "no_content", "warning",
+            f"{count(len(empty), 'image')} with nothing to see, constant or nearly so{every}; "
+            "remove them, or they are learnt as parts: "
+            + _shortened([manifest.name(s.sample.image) for s in empty]),
+            _names(manifest, empty),
+        )  # fmt: skip
+
+
+def colours(manifest: Manifest, stats: Sequence[ImageStats]) -> Iterable[Finding]:
+    """Colour spaces that differ within the set, or that are in doubt."""
+    foreign = [s for s in stats if s.file.profile]
+    others = len(stats) - len(foreign)
+    if foreign and others:
+        names = ", ".join(sorted({s.file.profile for s in foreign}))
+        yield Finding(
+            "mixed_colours", "warning",
+            f"{count(len(foreign), 'image')} with a colour profile other than sRGB ({names}), "
+            f"which were converted to sRGB; {count(others, 'image')} without. Values without a "
+            "profile are taken as sRGB: if they are of the same kind, give all images the profile",
+            _names(manifest, foreign),
+        )  # fmt: skip
+    for text in sorted({text for s in stats for text in s.file.warnings}):
+        doubtful = [s for s in stats if text in s.file.warnings]
+        listed = _shortened([manifest.name(s.sample.image) for s in doubtful])
+        yield Finding(
+            "colours", "warning", f"{count(len(doubtful), 'image')}: {text}: {listed}",
+            _names(manifest, doubtful),
+        )  # fmt: skip
+    usual = [s.brightness for s in stats if s.file.swapped is None and not s.nothing]
+    for s in stats:
+        if s.file.swapped is not None:
+            yield _polarity(manifest.name(s.sample.image), s, s.file.swapped, usual)
+
+
+def _polarity(name: str, s: ImageStats, swapped: float, usual: Sequence[float]) -> Finding:
+    """Which way round the inks of a CMYK file fit the brightness of the other images."""
+    text = f"{name}: mean brightness {s.brightness:.2f} as read, {swapped:.2f} the other way round"
+    if not usual:
+        fits = "there is no other image to compare with"
+    else:
+        middle = float(np.median(usual))
+        nearer = abs(swapped - middle) - abs(s.brightness - middle)
+        text += f", {middle:.2f} in the middle of the others"
+        fits = "neither fits better"
+        if abs(nearer) >= POLARITY:
+            fits = "as read fits" if nearer > 0 else "the other way round fits: it is read inverted"
+    return Finding("cmyk", "warning", f"{text}: {fits}. Save it as RGB", ((name,),))
+
+
+def _names(manifest: Manifest, stats: Iterable[ImageStats]) -> tuple[tuple[str, ...], ...]:
+    return tuple((manifest.name(s.sample.image),) for s in stats)
+
+
+def _shortened(texts: Sequence[str]) -> str:
+    more = [f"and {len(texts) - NAMED} more"] if len(texts) > NAMED else []
+    return ", ".join([*texts[:NAMED], *more])
 
 
 def masks(manifest: Manifest, stats: Sequence[ImageStats]) -> Iterable[Finding]:
@@ -90,7 +155,8 @@ def masks(manifest: Manifest, stats: Sequence[ImageStats]) -> Iterable[Finding]:
             found["mask_missing"].append(names)
     for kind, (severity, text) in MASKS.items():
         if found[kind]:
-            listed = details[kind][:SHOWN] + ["…"] * (len(details[kind]) > SHOWN)
+            most = NAMED if kind == "mask_unusable" else SHOWN
+            listed = details[kind][:most] + ["…"] * (len(details[kind]) > most)
             more = f" ({'; '.join(listed)})" if listed else ""
             counted = count(len(found[kind]), "image")
             yield Finding(kind, severity, f"{counted} {text}{more}", tuple(found[kind]))
@@ -98,9 +164,12 @@ def masks(manifest: Manifest, stats: Sequence[ImageStats]) -> Iterable[Finding]:
 
 def _odd_masks(s: ImageStats, names: Sequence[str]) -> Iterable[tuple[str, str]]:
     """(kind, detail) of what is odd about the masks of one image."""
+    if s.mask_problem:
+        yield "mask_unusable", s.mask_problem
+        return
     for name, facts in zip(names, s.masks, strict=True):
-        if facts.cut and facts.levels > GREY_LEVELS:
-            yield "mask_grey", f"{name}: {facts.levels} levels"
+        if facts.told:
+            yield "mask_grey" if facts.cut else "mask_values", f"{name}: {facts.told}"
     if s.sample.defective and not s.marked_share:
         yield "mask_empty", ""
     if not s.sample.defective and s.marked_share:

@@ -33,6 +33,8 @@ def audit(scan: Scan, white_level: int, notices: Sequence[Notice] = ()) -> Audit
         *duplicates.exact_duplicates(manifest),
         *duplicates.near_findings(manifest, stats, near),
         *duplicates.alike_finding(manifest, stats, alike),
+        *checks.content(manifest, stats),
+        *checks.colours(manifest, stats),
         *checks.files(manifest, stats, white_level),
         *checks.masks(manifest, stats),
         *checks.shortcut_findings(shortcuts),

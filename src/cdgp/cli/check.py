@@ -70,7 +70,7 @@ def show_audit(audit: "Audit") -> None:
     say(f"sizes: {shortened(', '.join(sizes), 200)}")
     for finding in audit.findings:
         warn(f"{finding.severity}: {shortened(finding.text, 2000)}", finding.severity == "error")
-        if finding.kind == "broken":  # its text lists the files already
+        if finding.kind in ("broken", "no_content", "colours", "cmyk"):  # named in the text
             continue
         for group in finding.images[:3]:
             warn(f"    {shortened('  =  '.join(group), 200)}")

@@ -3,7 +3,7 @@
 import typer
 
 from cdgp.cli import options
-from cdgp.cli.common import bars, handle_errors, say, warn
+from cdgp.cli.common import SHOWN, bars, handle_errors, say, warn
 
 
 @handle_errors
@@ -20,8 +20,9 @@ def predict(
 
     Writes scores.csv, an overlay and a JSON file an image, and report.html. Images that cannot
     be read are listed in unreadable.csv, the others are scored, and the exit code is 3. What else
-    lies in the folders is named with its reason; label files beside images are not scored. Memory
-    grows by a few hundred bytes an image at most. A prediction that was stopped goes on with
+    lies in the folders is named with its reason; label files beside images are not scored. What is
+    in doubt about an image (no content, odd colours) is in the column warnings. Memory grows by a
+    few hundred bytes an image at most. A prediction that was stopped goes on with
     --resume.
 
     Examples:
@@ -33,7 +34,7 @@ def predict(
       cdgp predict runs/parts new_images --out runs/parts-monday --resume
     """
     from cdgp.errors import DataError
-    from cdgp.run_folder import UNREADABLE
+    from cdgp.run_folder import SCORES, UNREADABLE
     from cdgp.workflows import predict_folder
 
     done = predict_folder(
@@ -43,6 +44,13 @@ def predict(
     say(f"{done.scored} scored, {done.rejected} called defective: {out_folder}")
     for text in done.not_scored:
         warn(f"not scored: {text}")
+    if done.warned:
+        words = "image carries" if done.warned == 1 else "images carry"
+        warn(f"{done.warned} {words} warnings, see {out_folder / SCORES}:")
+        for warning in done.warnings[:SHOWN]:
+            warn(f"  {warning}")
+        if done.warned > SHOWN:
+            warn(f"  and {done.warned - SHOWN} more")
     if done.unreadable:
         place = out_folder / UNREADABLE
         warn(f"{done.unreadable} images could not be read, listed in {place}:", error=True)

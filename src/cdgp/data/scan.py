@@ -2,11 +2,12 @@
 
 `scan` gives digests and statistics, which the audit draws its findings from; `digested` gives the
 digests alone, for evaluation and benchmarks. Broken files are found here, before any long work.
+A mask that cannot be used costs its image nothing but the pixel metrics: training has no masks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import imagehash
@@ -50,9 +51,14 @@ class ImageStats:
     perceptual_hash: np.uint64
     thumbnail: NDArray[np.float16]
     """(THUMBNAIL²,) grey, of mean 0 and norm 1; all 0 where the image is flat."""
+    nothing: str
+    """Why the image holds nothing to see, as `images.no_content` says it; else empty."""
     marked_share: float
-    """Share of the image that its masks mark together; 0 without a mask."""
+    """Share of the image that its masks mark together; 0 without a mask that can be used."""
     masks: tuple[MaskFacts, ...]
+    """Of the masks of the sample; none where one of them cannot be used."""
+    mask_problem: str
+    """Why one of its masks cannot be used; else empty."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,10 @@ class Scan:
     """The other samples, with the reason."""
 
 
-_Reading = tuple[Sample, NDArray[np.float32], FileFacts, list[tuple[NDArray[np.bool_], MaskFacts]]]
-"""A sample with both digests, its pixels (HWC RGB in [0, 1]), and its masks (H, W)."""
+_Masks = list[tuple[NDArray[np.bool_], MaskFacts]]
+_Reading = tuple[Sample, NDArray[np.float32], FileFacts, _Masks, str]
+"""A sample with both digests, its pixels (HWC RGB in [0, 1]), its masks (H, W), and why these
+cannot be used."""
 
 
 def scan(
@@ -91,23 +99,30 @@ def digested(
 ) -> Manifest:
     """The manifest with both digests of every sample, for where no statistics are needed.
 
-    As `scan`, but raises DataError, which lists all files that cannot be used with a reason each.
+    As `scan`, but raises DataError, which lists all files that cannot be used with a reason each,
+    masks among them: what is measured here needs them.
     """
     unreadable: list[Unreadable] = []
+    samples: list[Sample] = []
     readings = _readings(manifest, white_level, unreadable, advance, first_page)
-    samples = tuple(reading[0] for reading in readings)
-    found = Scan(replace(manifest, samples=samples), (), tuple(unreadable))
-    check_readable(found)
-    return found.manifest
+    for sample, _, _, _, problem in readings:
+        samples.append(sample)
+        if problem:
+            unreadable.append((sample, ImageError(problem)))
+    _raise_unreadable(manifest, len(manifest.samples), unreadable)
+    return replace(manifest, samples=tuple(samples))
 
 
 def check_readable(found: Scan) -> None:
-    """Raises DataError where an image or mask could not be read: all are listed with a reason."""
-    bad = found.unreadable
+    """Raises DataError where an image could not be read: all are listed with a reason."""
+    total = len(found.manifest.samples) + len(found.unreadable)
+    _raise_unreadable(found.manifest, total, found.unreadable)
+
+
+def _raise_unreadable(manifest: Manifest, total: int, bad: Sequence[Unreadable]) -> None:
     if bad:
-        total = len(found.manifest.samples) + len(bad)
         raise DataError(
-            f"{found.manifest.root}: {len(bad)} of {total} images cannot be used; "
+            f"{manifest.root}: {len(bad)} of {total} images cannot be used; "
             f"repair or remove them:{listed(str(error) for _, error in bad)}"
         )
 
@@ -140,15 +155,20 @@ def _read(sample: Sample, white_level: int, first_page: bool) -> _Reading:
             "differs); restore it, or empty the columns sha256 and pixel_sha256"
         )
     size = (pixels.shape[0], pixels.shape[1])
-    masks = [images.read_mask_with_facts(mask, size) for mask in sample.masks]
-    return replace(sample, sha256=sha256, pixel_sha256=pixel_sha256), pixels, file, masks
+    masks, problem = _Masks(), ""
+    try:
+        masks = [images.read_mask_with_facts(mask, size) for mask in sample.masks]
+    except ImageError as error:
+        problem = f"{sample.image}: its mask cannot be used: {error}"
+    return replace(sample, sha256=sha256, pixel_sha256=pixel_sha256), pixels, file, masks, problem
 
 
 def _stats(
     sample: Sample,
     pixels: NDArray[np.float32],
     file: FileFacts,
-    masks: list[tuple[NDArray[np.bool_], MaskFacts]],
+    masks: _Masks,
+    mask_problem: str,
 ) -> ImageStats:
     stat = sample.image.stat()
     grey = pixels.mean(axis=2)
@@ -165,8 +185,10 @@ def _stats(
         saturation=float((pixels.max(axis=2) - pixels.min(axis=2)).mean()),
         perceptual_hash=_perceptual_hash(grey),
         thumbnail=_thumbnail(grey),
+        nothing=images.no_content(pixels),
         marked_share=float(marked.mean()),
         masks=tuple(facts for _, facts in masks),
+        mask_problem=mask_problem,
     )
 
 

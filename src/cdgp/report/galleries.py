@@ -193,10 +193,10 @@ class Thumbnails:
 
     def _predicted(self, image: ScoredImage | Suspect) -> Thumbnail:
         try:
-            pixels = self._detector.read(image.path)
+            pixels, warnings = self._detector.read_with_warnings(image.path)
         except ImageError as error:
             return Thumbnail(None, problem=reason(error, image.path))
-        prediction = self._detector.predict_pixels(pixels)
+        prediction = self._detector.predict_pixels(pixels, warnings)
         row = ScoredImage.of(prediction, image.name, image.path, image.split, image.defective)
         return self._thumbnail(row, pixels, prediction)
 

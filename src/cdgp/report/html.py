@@ -65,6 +65,11 @@ NOTES = {
     "defective_with_empty_mask": "Defective with an empty mask, so counted in the image metrics "
     "alone",
     "good_with_marked_mask": "Good with a mask that marks something; the marks were not used",
+    "images_with_warnings": "Images with warnings of their own, see scores.csv",
+    "mask_unusable": "With a mask that cannot be used, so counted in the image metrics alone",
+    "mask_cut_at_half": "With a mask that was blurred or compressed",
+    "mask_of_several_values": "With a mask of several values",
+    "mask_marks_nearly_all": "With a mask that marks nearly all of it, inverted?",
 }
 
 
@@ -136,7 +141,11 @@ def write_report(
         computed_on=computed_on,
         decision=detector.card.decision,
         pixels=metrics.get("pictures_with_pixels"),
-        warnings=[*training.audit, *warnings(metrics, detector)],
+        warnings=[
+            *training.audit,
+            *warnings(metrics, detector),
+            *(() if metrics else warned_images(rows)),
+        ],
         colour_bar=charts.colour_bar(detector.colour_scale, detector.region_level),
         galleries=[(each, [card(row, each) for row in each.rows]) for each in shown],
         training=list(training_charts(training.log)),
@@ -206,6 +215,19 @@ def warnings(metrics: Mapping[str, Any], detector: Detector) -> Iterable[str]:
         words = NOTES.get(key, key.replace("_", " ").capitalize())
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         yield f"{words}: {', '.join(names[:SHOWN])}{more} ({len(names)} in all)."
+
+
+def warned_images(rows: Iterable[ScoredImage]) -> Iterable[str]:
+    """How many images carry warnings of their own, and the first of them."""
+    warned = [f"{row.name}: {'; '.join(row.warnings)}" for row in rows if row.warnings]
+    if warned:
+        more = f" and {len(warned) - SHOWN} more" if len(warned) > SHOWN else ""
+        counted = (
+            "1 image carries warnings"
+            if len(warned) == 1
+            else (f"{len(warned)} images carry warnings")
+        )
+        yield f"{counted}, see scores.csv: {' · '.join(warned[:SHOWN])}{more}."
 
 
 def training_charts(log: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, Markup]]:

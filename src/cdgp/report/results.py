@@ -47,6 +47,7 @@ class ResultFiles:
             "threshold": self._detector.threshold,
             "size": list(prediction.anomaly_map.shape),
             "regions": [asdict(region) for region in row.regions],
+            "warnings": list(row.warnings),
         }
         write_text(overlays / f"{name}.json", json.dumps(record, indent=1) + "\n")
         if self._save_maps:

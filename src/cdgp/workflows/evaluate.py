@@ -127,25 +127,28 @@ def score_samples(
     """Score labelled samples; each image is decoded and predicted once.
 
     The pixel metrics take every good image (all of it unmarked) and every defective image with a
-    marked mask, at the images' own sizes. A defective image without a mask, or with an empty one,
-    counts in the image metrics alone and is listed in the notes. Masks are read after the score.
+    marked mask, at the images' own sizes. A defective image without a mask, or with one that is
+    empty or cannot be used, counts in the image metrics alone and is listed in the notes, as are
+    images with warnings. Masks are read after the score.
 
     Returns:
         The rows, and the metrics as ``metrics.json`` holds them.
 
     Raises:
-        ImageError: an image or mask that cannot be read.
+        ImageError: an image that cannot be read.
     """
     rows: list[ScoredImage] = []
     maps, masks, names = MapFile(), list[NDArray[np.bool_]](), list[str]()
     notes: dict[str, list[str]] = defaultdict(list)
     with progress.phase("Evaluation", len(samples)) as advance:
         for sample in samples:
-            pixels = detector.read(sample.image)
-            prediction = detector.predict_pixels(pixels)
+            pixels, warnings = detector.read_with_warnings(sample.image)
+            prediction = detector.predict_pixels(pixels, warnings)
             name = manifest.name(sample.image)
             row = ScoredImage.of(prediction, name, sample.image, sample.split, sample.defective)
             rows.append(row)
+            if row.warnings:
+                notes["images_with_warnings"].append(f"{name}: {'; '.join(row.warnings)}")
             if files is not None:
                 files.add(row, pixels, prediction)
             size = (pixels.shape[0], pixels.shape[1])

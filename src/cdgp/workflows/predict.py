@@ -38,6 +38,10 @@ class PredictedFolder:
     """Why, for the first of them."""
     not_scored: list[str]
     """What else was found: how many files by reason, with the first names."""
+    warned: int
+    """Number of scored images with warnings; the column ``warnings`` of ``scores.csv`` has them."""
+    warnings: list[str]
+    """The first of them, with the image's name."""
 
 
 def predict_folder(
@@ -132,8 +136,8 @@ def _predict_one(
     detector: Detector, name: str, path: Path, files: ResultFiles, ledger: Ledger
 ) -> None:
     try:
-        pixels = detector.read(path)
-        prediction = detector.predict_pixels(pixels)
+        pixels, warnings = detector.read_with_warnings(path)
+        prediction = detector.predict_pixels(pixels, warnings)
     except ImageError as error:
         ledger.add_unreadable(name, path, error)
         return
@@ -175,9 +179,11 @@ def _finished(ledger: Ledger, folder: Path, not_scored: list[str]) -> PredictedF
     else:
         place.unlink(missing_ok=True)
     problems = [problem for _, problem in islice(ledger.problems(), SHOWN)]
+    warned = (f"{row.name}: {'; '.join(row.warnings)}" for row in ledger if row.warnings)
     return PredictedFolder(
-        folder, len(ledger), ledger.rejected, ledger.unreadable, problems, not_scored
-    )
+        folder, len(ledger), ledger.rejected, ledger.unreadable, problems, not_scored,
+        ledger.warned, list(islice(warned, SHOWN)),
+    )  # fmt: skip
 
 
 def outermost(places: Sequence[Path]) -> list[Path]:

@@ -8,6 +8,7 @@ import pytest
 import tifffile
 from PIL import Image
 from sklearn.metrics import roc_auc_score
+from tests.cdgp.data import profiles
 from tests.helpers import audited, load_folder, save_image, surface, two_bins
 
 from cdgp.audit.findings import Audit, Finding
@@ -71,9 +72,11 @@ def test_masks_that_contradict_or_are_stored_oddly(tmp_path: Path) -> None:
 def test_a_mask_that_is_turned(tmp_path: Path) -> None:
     two_bins(tmp_path)
     save_image(tmp_path / "masks/00.png", np.zeros((64, 60), np.uint8))
-    found = kinds(audited(load_folder(tmp_path)))["broken"]
-    assert found.severity == "error" and "turned by 90°" in found.text
-    assert found.images == (("defective/00.png",),)
+    found = kinds(audited(load_folder(tmp_path)))
+    assert "broken" not in found and found["mask_unusable"].severity == "warning"
+    assert found["mask_unusable"].images == (("defective/00.png", "masks/00.png"),)
+    named = ("defective/00.png", "masks/00.png", "60 × 64", "64 × 60", "turned by 90°")
+    assert all(words in found["mask_unusable"].text for words in named)
 
 
 def test_transparency(tmp_path: Path) -> None:
@@ -131,3 +134,61 @@ def test_times_of_a_folder_copied_at_once_mean_nothing(tmp_path: Path) -> None:
     for i, path in enumerate(sorted(tmp_path.rglob("*.png"), key=lambda p: p.parent.name)):
         os.utime(path, (1_700_000_000 + i, 1_700_000_000 + i))
     assert "time of change" not in {s.fact for s in audited(load_folder(tmp_path)).shortcuts}
+
+
+def test_images_without_content_are_one_finding_with_their_names(tmp_path: Path) -> None:
+    two_bins(tmp_path)
+    for i in range(3):
+        save_image(tmp_path / f"good/black{i}.png", np.full((60, 64), i, np.uint8))
+    save_image(tmp_path / "defective/white.png", np.full((60, 64), 255, np.uint8))
+    found = kinds(audited(load_folder(tmp_path)))["no_content"]
+    names = {"good/black0.png", "good/black1.png", "good/black2.png", "defective/white.png"}
+    assert found.severity == "warning" and {name for (name,) in found.images} == names
+    assert found.text.startswith("4 images") and all(name in found.text for name in names)
+
+
+def test_a_set_of_smooth_images_alone_is_one_finding(tmp_path: Path) -> None:
+    for i in range(30):
+        name = f"good/{i}.png" if i < 20 else f"defective/{i}.png"
+        save_image(tmp_path / name, np.full((20, 20), 5 * i, np.uint8))
+    found = [f for f in audited(load_folder(tmp_path)).findings if f.kind == "no_content"]
+    assert len(found) == 1 and len(found[0].images) == 30
+    assert "every image: is the set right?" in found[0].text and "and 10 more" in found[0].text
+
+
+def test_a_profile_that_some_images_alone_have(tmp_path: Path) -> None:
+    two_bins(tmp_path)
+    save_image(tmp_path / "good/same.png", surface(50), icc_profile=profiles.SRGB)
+    assert "mixed_colours" not in kinds(audited(load_folder(tmp_path)))
+    save_image(tmp_path / "good/other.png", surface(51), icc_profile=profiles.GREY_LINEAR)
+    found = kinds(audited(load_folder(tmp_path)))["mixed_colours"]
+    assert found.severity == "warning" and found.images == (("good/other.png",),)
+    assert found.text.startswith("1 image with") and "19 images without" in found.text
+    alone = tuple(s for s in load_folder(tmp_path).samples if s.image.name == "other.png")
+    assert "mixed_colours" not in kinds(audited(Manifest(tmp_path, alone)))
+
+
+def test_doubtful_colours_are_named(tmp_path: Path) -> None:
+    two_bins(tmp_path)
+    profiles.png_with(tmp_path / "good/03.png", gAMA=(100_000).to_bytes(4, "big"))
+    found = kinds(audited(load_folder(tmp_path)))["colours"]
+    assert found.images == (("good/03.png",),)
+    assert "gAMA states a gamma of 1" in found.text and "good/03.png" in found.text
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+def test_both_ways_round_of_inks_are_compared_with_the_set(tmp_path: Path, inverted: bool) -> None:
+    """A light part as CMYK without a marker: the set's brightness says which way it was stored."""
+    for i in range(6):
+        name = f"{'good' if i < 4 else 'defective'}/{i}.png"
+        save_image(tmp_path / name, surface(i) // 4 + 190)
+    rgb = np.repeat((surface(9) // 4 + 190)[..., None], 3, 2)
+    inks = np.dstack([255 - rgb, np.zeros((60, 64), np.uint8)])
+    path = tmp_path / "good/inks.jpg"
+    # Pillow stores what Adobe's convention asks for; its opposite is what other programs store.
+    profiles.cmyk(255 - inks if inverted else inks).save(path, quality=95)
+    profiles.jpeg_without(path, 0xEE)
+    found = kinds(audited(load_folder(tmp_path)))
+    assert found["colours"].images == found["cmyk"].images == (("good/inks.jpg",),)
+    way = "the other way round fits" if inverted else "as read fits"
+    assert found["cmyk"].severity == "warning" and way in found["cmyk"].text

@@ -1,12 +1,14 @@
 """``cdgp evaluate``: what it refuses, and what it warns of."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
-from tests.helpers import cdgp, noise_image, plain, snapshot
+from tests.helpers import cdgp, noise_image, plain, save_image, snapshot
 
 from cdgp.data.manifest import Manifest
 from cdgp.workflows import Run
@@ -16,9 +18,35 @@ def test_mask_of_another_size(surfaces: Manifest, model: Path, tmp_path: Path) -
     shutil.copytree(surfaces.root, tmp_path / "data")
     mask = sorted((tmp_path / "data" / "masks").rglob("*.png"))[0]
     Image.new("L", (10, 10), 255).save(mask)
-    result = cdgp("evaluate", model, tmp_path / "data", "--quiet")
-    assert result.exit_code == 3
-    assert mask.name in plain(result) and "10" in plain(result)
+    result = cdgp("evaluate", model, tmp_path / "data", "--out", tmp_path / "out", "--quiet")
+    assert result.exit_code == 3 and not (tmp_path / "out").exists()
+    image = tmp_path / "data/defective" / mask.name
+    named = (str(image), str(mask), "10 × 10", "save the mask at the size of the image")
+    assert image.is_file() and all(words in plain(result) for words in named)
+
+
+def test_an_image_without_content_counts_as_rejected(
+    surfaces: Manifest, model: Path, tmp_path: Path
+) -> None:
+    """Overkill and escape follow the decision, not the score."""
+    shutil.copytree(surfaces.root, tmp_path / "data")
+    for name in ("good/zz.png", "defective/zz.png"):
+        save_image(tmp_path / "data" / name, np.full((96, 80), 255, np.uint8))
+    (tmp_path / "data/manifest.csv").unlink(missing_ok=True)
+    result = cdgp("evaluate", model, tmp_path / "data", "--out", tmp_path / "out", "--quiet")
+    assert result.exit_code == 0, result.output
+    with (tmp_path / "out/scores.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    metrics = json.loads((tmp_path / "out/metrics.json").read_text())
+    for rate, label, called in (("overkill", "good", "defective"), ("escape", "defective", "good")):
+        part = [row for row in rows if row["label"] == label]
+        wrong = sum(row["pred_label"] == called for row in part)
+        assert metrics[rate] == wrong / len(part)
+    empty = [row for row in rows if "nothing to see" in row["warnings"]]
+    assert {row["image"] for row in empty} == {"good/zz.png", "defective/zz.png"}
+    assert {row["pred_label"] for row in empty} == {"defective"}
+    assert len(metrics["notes"]["images_with_warnings"]) == 2
+    assert "images with warnings: " in plain(result)
 
 
 def test_results_are_not_written_among_images_or_over_a_run(

@@ -1,12 +1,15 @@
 """``cdgp predict``: damaged models and images, interruption, resumption."""
 
 import csv
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tests.helpers import cdgp, noise_image, plain, snapshot
+from tests.cdgp.data.profiles import png_with
+from tests.helpers import cdgp, noise_image, plain, save_image, snapshot
 
 from cdgp.inference import Detector
 
@@ -96,7 +99,7 @@ def test_interrupted_prediction_keeps_its_scores(
 ) -> None:
     for i in range(4):
         noise_image(tmp_path / f"images/{i}.png", (96, 80), i)
-    original, calls = Detector.read, list[Path]()
+    original, calls = Detector.read_with_warnings, list[Path]()
 
     def read(self: Detector, path: Path) -> object:
         calls.append(path)
@@ -104,7 +107,7 @@ def test_interrupted_prediction_keeps_its_scores(
             raise KeyboardInterrupt
         return original(self, path)
 
-    monkeypatch.setattr(Detector, "read", read)
+    monkeypatch.setattr(Detector, "read_with_warnings", read)
     result = cdgp("predict", model, tmp_path / "images", "--out", tmp_path / "out")
     assert result.exit_code == 130
     assert "interrupted after 2 of 4 images; --resume" in plain(result)
@@ -126,7 +129,7 @@ def test_interrupted_prediction_keeps_its_scores(
         return original(self, path)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Detector, "read", count)
+        patched.setattr(Detector, "read_with_warnings", count)
         assert cdgp(*again, "--resume").exit_code == 0
     assert [path.name for path in seen[:2]] == ["2.png", "3.png"]
     # Then the report's thumbnails of the images that were scored before.
@@ -147,13 +150,13 @@ def test_a_file_that_goes_away_is_listed_and_the_others_are_scored(
 ) -> None:
     for i in range(4):
         noise_image(tmp_path / f"images/{i}.png", (96, 80), i)
-    original = Detector.read
+    original = Detector.read_with_warnings
 
     def read(self: Detector, path: Path) -> object:
         (tmp_path / "images/2.png").unlink(missing_ok=True)
         return original(self, path)
 
-    monkeypatch.setattr(Detector, "read", read)
+    monkeypatch.setattr(Detector, "read_with_warnings", read)
     command = ("predict", model, tmp_path / "images", "--quiet", "--out", tmp_path / "out")
     result = cdgp(*command)
     assert result.exit_code == 3 and "there is no such file" in plain(result)
@@ -176,7 +179,7 @@ def test_a_resumed_prediction_is_of_the_same_images(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Detector, "read", stop)
+        patched.setattr(Detector, "read_with_warnings", stop)
         assert cdgp("predict", model, tmp_path / "a", "--out", tmp_path / "out").exit_code == 130
     other = cdgp("predict", model, tmp_path / "b", "--out", tmp_path / "out", "--resume")
     assert other.exit_code == 1 and "another list of images and folders" in plain(other)
@@ -214,3 +217,35 @@ def test_names_that_no_file_can_have(model: Path, tmp_path: Path) -> None:
     result = cdgp("predict", model, tmp_path / name, "--out", tmp_path / "out")
     assert result.exit_code == 1 and "File name too long" in plain(result)
     assert isinstance(result.exception, SystemExit)
+
+
+def test_warnings_reach_every_result_and_the_exit_code_stays(model: Path, tmp_path: Path) -> None:
+    """Table, record, report and terminal name the images; a resumed prediction has kept them."""
+    pics = tmp_path / "pics"
+    noise_image(pics / "0.png", (96, 80))
+    for i in range(6):  # with the next, as many as a gallery of the report shows
+        save_image(pics / f"black{i}.png", np.zeros((96, 80), np.uint8))
+    png_with(noise_image(pics / "linear.png", (96, 80), 9), gAMA=(100_000).to_bytes(4, "big"))
+    out = tmp_path / "out"
+    result = cdgp("predict", model, pics, "--out", out, "--quiet")
+    assert result.exit_code == 0
+    assert "7 images carry warnings" in result.stderr and "black0.png: holds nothing" in plain(
+        result
+    )
+    assert "and 2 more" in result.stderr
+    with (out / "scores.csv").open() as file:
+        rows = {row["image"]: row for row in csv.DictReader(file)}
+    assert list(rows["0.png"])[-1] == "warnings"
+    assert {name for name, row in rows.items() if row["warnings"]} == {
+        *(f"black{i}.png" for i in range(6)), "linear.png",
+    }  # fmt: skip
+    assert rows["linear.png"]["warnings"].startswith("gAMA states a gamma of 1")
+    assert all(rows[f"black{i}.png"]["pred_label"] == "defective" for i in range(6))
+    record = json.loads((out / "overlays/black0.png.json").read_text())
+    assert record["pred_label"] == "defective" and "nothing to see" in record["warnings"][0]
+    assert json.loads((out / "overlays/0.png.json").read_text())["warnings"] == []
+    page = (out / "report.html").read_text()
+    assert "7 images carry warnings" in page and "⚠" in page
+    one = cdgp("predict", model, pics / "0.png", "--out", tmp_path / "one", "--quiet")
+    assert "carry warnings" not in one.output and "carries warnings" not in one.output
+    assert "⚠" not in (tmp_path / "one/report.html").read_text()

@@ -1,6 +1,7 @@
 """What the report's tests share: a detector without a network, rows, and a page taken apart."""
 
 import math
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -46,9 +47,11 @@ class StubDetector(Detector):
         super().__init__(card, NoRuntime())
         self.predicted = 0
 
-    def predict_pixels(self, pixels: NDArray[np.float32]) -> Prediction:
+    def predict_pixels(
+        self, pixels: NDArray[np.float32], warnings: tuple[str, ...] = ()
+    ) -> Prediction:
         self.predicted += 1
-        return predicted(pixels.max(axis=2) * 10)
+        return replace(predicted(pixels.max(axis=2) * 10), warnings=warnings)
 
 
 def predicted(surprisal: ArrayLike, score: float = 0.9) -> Prediction:

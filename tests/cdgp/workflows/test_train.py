@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.cdgp.workflows.watching import Counted, assert_same_files
 from tests.helpers import (
@@ -20,6 +21,7 @@ from tests.helpers import (
     assert_same,
     cdgp,
     noise_image,
+    save_image,
     snapshot,
     tiny_settings,
     two_bins,
@@ -228,6 +230,31 @@ def test_bad_data_leaves_no_folder_behind(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         train_run(tmp_path / "mistyped", tmp_path / "run", tiny_settings())
     assert not (tmp_path / "run").exists()
+
+
+def test_masks_that_cannot_be_used_do_not_stop_a_training(
+    surfaces: Manifest, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every mask is spoilt: named with both sizes, and the weights are those of no masks at all."""
+    shutil.copytree(surfaces.root, tmp_path / "spoilt")
+    shutil.copytree(surfaces.root, tmp_path / "without")
+    shutil.rmtree(tmp_path / "without/masks")
+    masks = sorted((tmp_path / "spoilt/masks").rglob("*.png"))
+    for mask in masks[1:]:
+        save_image(mask, np.zeros((10, 12), np.uint8))
+    masks[0].write_bytes(b"")
+    for name in ("spoilt", "without"):
+        (tmp_path / name / "manifest.csv").unlink(missing_ok=True)
+    run = train_run(tmp_path / "spoilt", tmp_path / "run", tiny_settings())
+    told = caplog.text
+    assert "defective" in told and str(masks[1]) in told and "12 × 10" in told
+    assert "save the mask at the size of the image" in told and "is empty (0 bytes)" in told
+    assert run.metrics is not None and run.metrics["pixel_auroc"] is None
+    unusable = run.metrics["notes"]["mask_unusable"]
+    assert len(unusable) == sum(s.defective for s in run.manifest.of("test"))
+    assert "defective_without_mask" not in run.metrics["notes"]
+    other = train_run(tmp_path / "without", None, tiny_settings())
+    assert_same(weights_of(run), weights_of(other))
 
 
 def test_resume_of_a_finished_run_trains_nothing(tiny_run: Run, surfaces: Manifest) -> None:

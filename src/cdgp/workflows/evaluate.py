@@ -140,7 +140,7 @@ def score_samples(
     with progress.phase("Evaluation", len(samples)) as advance:
         for sample in samples:
             pixels = detector.read(sample.image)
-            prediction = detector.predict_pixels(pixels)
+            prediction = detector.predict_pixels(pixels, source=sample.image)
             name = manifest.name(sample.image)
             row = ScoredImage.of(prediction, name, sample.image, sample.split, sample.defective)
             rows.append(row)

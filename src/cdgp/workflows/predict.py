@@ -125,7 +125,7 @@ def _predict_one(
 ) -> None:
     try:
         pixels = detector.read(path)
-        prediction = detector.predict_pixels(pixels)
+        prediction = detector.predict_pixels(pixels, source=path)
     except ImageError as error:
         ledger.add_unreadable(name, path, error)
         return

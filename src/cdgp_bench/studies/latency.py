@@ -39,7 +39,7 @@ from cdgp.method.fold import fix_padding, fold_batch_norms
 from cdgp.method.graph import Encoders, EvidenceGraph, InferenceGraph
 from cdgp.presets import settings
 from cdgp.runtimes.onnx import OnnxRuntime
-from cdgp.runtimes.openvino import infer_request
+from cdgp.runtimes.openvino import compiled_for
 from cdgp_bench.measure import harness
 from cdgp_bench.studies import markdown_table
 
@@ -133,7 +133,8 @@ def exported(
         return lambda: session.run(None, {"images": images})
     import openvino
 
-    request = infer_request(openvino.Core().read_model(data), list(images.shape), threads)
+    model = openvino.Core().read_model(data)
+    request = compiled_for(model, list(images.shape), threads).create_infer_request()
     return lambda: request.infer({"images": images}, share_inputs=True)
 
 

@@ -262,6 +262,8 @@ def load(path: str | os.PathLike[str], threads: int | None = None) -> Detector:
     place = path_of(path, "the model")
     if threads is not None and (type(threads) is not int or threads < 1):
         raise SettingsError(f"threads = {threads!r}: a whole number of at least one is needed")
+    if place.suffix == ".bin":
+        raise ModelFileError(f"{place}: holds weights alone; give the .xml beside it")
     if place.suffix.lower() in EXPORTED:
         detector = Detector(*open_exported(place, threads))
     else:

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,10 +19,9 @@ OUTPUT_RANKS = {"anomaly_map": 3, "surprisal": 3, "fused": 3, "pooled": 1, "pred
 """The outputs of a graph, in their order, with their numbers of dimensions."""
 Shape = tuple[int | None, ...]
 """Lengths of the dimensions; None where one is free."""
-OUT_OF_MEMORY = (
-    "not enough memory", "out of memory", "can't allocate memory", "cannot allocate memory",
-    "failed to allocate memory", "bad_alloc", "bad allocation",
-)  # fmt: skip
+OUT_OF_MEMORY = re.compile(
+    r"not enough memory|out of memory|bad.?alloc|(can't|cannot|failed to) allocate\b.*memory", re.I
+)
 """What torch, onnxruntime and OpenVINO say, under error classes of many kinds."""
 
 
@@ -102,8 +102,7 @@ def check_signature(
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error of any library says that memory could not be had."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY)
+    return isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def source_name(source: object) -> str:

@@ -12,7 +12,7 @@ from cdgp.runtimes.base import INPUT, Shape, require_package, source_name
 from cdgp.runtimes.sealed import Exported
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """A graph compiled for inputs of one shape."""
 
     shape: Any
@@ -38,7 +38,7 @@ class OpenVinoRuntime:
                 self.model = openvino.Core().read_model(source.content, source.weights)
             shape = self.model.input(0).get_partial_shape()
             shape[0] = 1
-            self._plan = self._planned(shape)
+            self.plan = self._planned(shape)
         except (RuntimeError, IndexError) as error:  # IndexError: the graph has no input
             raise ModelFileError(
                 f"{source_name(source)}: OpenVINO cannot run it: {error}"
@@ -52,9 +52,9 @@ class OpenVinoRuntime:
         """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores."""
         array = images.contiguous().numpy()
         shape = require_package("openvino").PartialShape(list(array.shape))
-        plan = self._plan  # another thread may replace it meanwhile
+        plan = self.plan  # another thread may replace it meanwhile
         if plan.shape != shape:
-            plan = self._plan = self._planned(shape)
+            plan = self.plan = self._planned(shape)
         try:
             request = plan.idle.pop()
         except IndexError:
@@ -64,9 +64,9 @@ class OpenVinoRuntime:
         plan.idle.append(request)
         return outputs
 
-    def _planned(self, shape: Any) -> _Plan:
+    def _planned(self, shape: Any) -> Plan:
         compiled = compiled_for(self.model, shape, self.threads)
-        return _Plan(shape, compiled, [compiled.create_infer_request()])
+        return Plan(shape, compiled, [compiled.create_infer_request()])
 
 
 def compiled_for(model: Any, shape: Any, threads: int | None) -> Any:

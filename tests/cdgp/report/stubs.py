@@ -46,7 +46,7 @@ class StubDetector(Detector):
         super().__init__(card, NoRuntime())
         self.predicted = 0
 
-    def predict_pixels(self, pixels: NDArray[np.float32]) -> Prediction:
+    def predict_pixels(self, pixels: NDArray[np.float32], source: object = None) -> Prediction:
         self.predicted += 1
         return predicted(pixels.max(axis=2) * 10)
 

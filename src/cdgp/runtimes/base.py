@@ -4,7 +4,9 @@ import importlib
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cdgp.errors import ModelFileError, SettingsError
@@ -65,6 +67,10 @@ def turn_telemetry_off() -> None:
     # OpenVINO and nncf do without the package that reports where its import fails.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    try:
+        Path.home()
+    except RuntimeError:  # nncf asks for one at its import; it writes nothing there
+        os.environ["HOME"] = tempfile.gettempdir()
 
 
 def check_signature(

@@ -38,6 +38,7 @@ from cdgp.method.calibration import BranchStatistics, Calibration, ImageCalibrat
 from cdgp.method.fold import fix_padding, fold_batch_norms
 from cdgp.method.graph import Encoders, EvidenceGraph, InferenceGraph
 from cdgp.presets import settings
+from cdgp.runtimes.base import require_package
 from cdgp.runtimes.onnx import OnnxRuntime
 from cdgp.runtimes.openvino import compiled_for
 from cdgp_bench.measure import harness
@@ -131,7 +132,7 @@ def exported(
     if runtime == "onnxruntime":
         session = OnnxRuntime(data, threads).session
         return lambda: session.run(None, {"images": images})
-    import openvino
+    openvino = require_package("openvino")
 
     model = openvino.Core().read_model(data)
     request = compiled_for(model, list(images.shape), threads).create_infer_request()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from cdgp.errors import ImageError, OutputError
+from cdgp.errors import ImageError, OutputError, SettingsError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,6 +82,13 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
         table = csv.writer(f)
         table.writerow(header)
         table.writerows(rows)
+
+
+def path_of(value: object, name: str) -> Path:
+    """The path that a caller gives; SettingsError, with its name, where it is no path."""
+    if isinstance(value, str | os.PathLike) and isinstance(path := os.fspath(value), str) and path:
+        return Path(path)
+    raise SettingsError(f"{name} = {value!r}: expected a path, as str or os.PathLike")
 
 
 def absolute(path: Path) -> Path:

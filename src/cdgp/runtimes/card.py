@@ -5,15 +5,15 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cdgp.artifact import Decision, Model, decision_of, image_calibrator_of
+from cdgp.artifact import Decision, Model, decision_of, image_calibrator_of, object_of
 from cdgp.errors import CdgpError, ModelFileError
 from cdgp.method.calibration import ImageCalibrator
 from cdgp.presets import Settings, settings_from_json
 
 FORMAT = "cdgp-export"
-VERSION = 1
+VERSION = 2
 KEYS = ("format", "version", "settings", "decision", "image", "provenance", "export")
-"""Metadata of an exported file, each a text; all but the first two are JSON."""
+"""What the card takes of a file's metadata, each a text; all but the first two are JSON."""
 
 
 class Card(NamedTuple):
@@ -63,20 +63,20 @@ def from_metadata(metadata: Mapping[str, str], source: str) -> Card:
     if metadata.get("version") != str(VERSION):
         raise ModelFileError(
             f"{source}: exported in format {metadata.get('version')}, this cdgp reads format "
-            f"{VERSION}; use the version of cdgp that wrote it, or export again"
+            f"{VERSION}; export the model again, or use the version of cdgp that wrote it"
         )
     try:
         image = json.loads(metadata["image"])
         largest = image.pop("largest_surprisal")
-        if not isinstance(largest, float) or not largest > 0:
+        if not isinstance(largest, float) or not 0 < largest < math.inf:
             raise ValueError(f"the largest surprisal is {largest!r}")
         return Card(
             settings_from_json(metadata["settings"], source),
             decision_of(json.loads(metadata["decision"])),
             image_calibrator_of(image),
             largest,
-            json.loads(metadata["provenance"]),
-            json.loads(metadata["export"]),
+            object_of(metadata["provenance"], "provenance"),
+            object_of(metadata["export"], "export"),
         )
     except (KeyError, TypeError, ValueError, AttributeError, CdgpError) as error:
         raise ModelFileError(

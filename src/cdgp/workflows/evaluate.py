@@ -143,7 +143,7 @@ def score_samples(
     with progress.phase("Evaluation", len(samples)) as advance:
         for sample in samples:
             pixels, warnings = detector.read_with_warnings(sample.image)
-            prediction = detector.predict_pixels(pixels, warnings)
+            prediction = detector.predict_pixels(pixels, warnings, sample.image)
             name = manifest.name(sample.image)
             row = ScoredImage.of(prediction, name, sample.image, sample.split, sample.defective)
             rows.append(row)

@@ -137,7 +137,7 @@ def _predict_one(
 ) -> None:
     try:
         pixels, warnings = detector.read_with_warnings(path)
-        prediction = detector.predict_pixels(pixels, warnings)
+        prediction = detector.predict_pixels(pixels, warnings, path)
     except ImageError as error:
         ledger.add_unreadable(name, path, error)
         return

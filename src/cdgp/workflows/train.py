@@ -14,8 +14,9 @@ from cdgp.data.manifest import Manifest
 from cdgp.data.scan import check_readable, scan
 from cdgp.data.splits import split
 from cdgp.data.walk import Notice
+from cdgp.errors import SettingsError
 from cdgp.evaluation import ScoredImage
-from cdgp.files import shortened, write_text
+from cdgp.files import path_of, shortened, write_text
 from cdgp.inference import Detector
 from cdgp.method.build import pretrained_encoder
 from cdgp.presets import Settings
@@ -82,8 +83,12 @@ def train_run(
         >>> run.detector.predict("parts/good/001.png").pred_label        # doctest: +SKIP
         False
     """
+    if settings is not None and not isinstance(settings, Settings):
+        raise SettingsError(f'settings = {settings!r}: give cdgp.settings("lite", seed=1), for one')
+    if not isinstance(data, Manifest):
+        data = path_of(data, "data")
     settings, progress = settings or preset_settings(), progress or Quiet()
-    folder = None if out is None else Path(out)
+    folder = None if out is None else path_of(out, "out")
     if folder is not None:
         if not isinstance(data, Manifest):
             layouts.check_outside(folder, Path(data), settings.data.good, settings.data.defective)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cdgp.data.manifest import Manifest, Sample, read_csv
 from cdgp.errors import DataError, OutputError
-from cdgp.files import absolute
+from cdgp.files import absolute, is_same, lies_in
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".jfif", ".jpe", ".bmp", ".tif", ".tiff", ".webp")
 MASK_ENDING = re.compile(r"_(mask|GT)(_?\d+)?$")
@@ -122,11 +122,11 @@ def check_outside(folder: Path, data: Path, good: str, defective: str) -> None:
     Raises:
         OutputError: The output folder is the data's, or lies where images or masks are read.
     """
-    source, target = absolute(data), absolute(folder)
+    source = absolute(data)
     home = source.parent if source.suffix.lower() == ".csv" else source
     layout = ("masks", "train", "test", "ground_truth")
     taken = [good, defective, *(name for name in layout if (home / name).is_dir())]
-    if target == home or any(target.is_relative_to(home / name) for name in taken):
+    if is_same(folder, home) or any(lies_in(folder, home / name) for name in taken):
         raise OutputError(f"{folder}: lies in the data that is read; choose another --out")
 
 

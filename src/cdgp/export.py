@@ -30,7 +30,7 @@ from cdgp.method.network import Outputs
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.run_folder import MANIFEST, check_one_run, check_writable, model_file
+from cdgp.run_folder import MANIFEST, check_one_run, check_writable, model_file, run_id_of
 from cdgp.runtimes import INPUT, require_package
 from cdgp.runtimes.card import card_of, to_metadata
 from cdgp.runtimes.onnx import OnnxRuntime
@@ -200,7 +200,7 @@ def read_source(path: Path, images: Sequence[Path] = ()) -> Source:
         if not place.exists():
             raise DataError(f"--images {place}: no such file or folder")
     model = artifact.load(path)
-    check_one_run(path, model.provenance.get("run_id"))
+    check_one_run(path, run_id_of(model.provenance))
     if model.settings.tile:
         raise SettingsError(
             f"{path}: was trained with --tile, and only torch cuts and blends windows; train "

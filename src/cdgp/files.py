@@ -57,15 +57,12 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 def save_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, str]) -> None:
     """Write a safetensors file whole; errors as ``atomic_write``."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     stored = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
     with atomic_write(path) as temporary:
-        try:
-            save_file(stored, temporary, metadata=dict(metadata))
-        except SafetensorError as error:  # a full disk, for one, is no OSError there
-            raise OutputError(f"{path}: cannot be written: {error}") from error
+        # Not save_file: it writes a temporary file of its own, which is private for ever.
+        temporary.write_bytes(save(stored, metadata=dict(metadata)))
 
 
 def printable(text: str) -> str:

@@ -46,7 +46,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from cdgp.errors import DataError, OutputError, SettingsError
 from cdgp.files import absolute, lies_in, write_text
@@ -171,7 +171,7 @@ def read_run(folder: Path) -> Started | None:
     run_id, command = record.get("run_id"), record.get("command")
     if not _is_run_id(run_id) or command not in KINDS:
         return None
-    return Started(str(run_id), str(command))
+    return Started(run_id, command)
 
 
 def check_one_run(model: Path, run_id: str | None) -> None:
@@ -200,7 +200,13 @@ def check_one_run(model: Path, run_id: str | None) -> None:
             )
 
 
-def _is_run_id(value: object) -> bool:
+def run_id_of(model: Mapping[str, Any]) -> str | None:
+    """The run id in a model's provenance; None where it was written before there were any."""
+    found = model.get("run_id")
+    return found if _is_run_id(found) else None
+
+
+def _is_run_id(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and RUN_ID.fullmatch(value) is not None
 
 

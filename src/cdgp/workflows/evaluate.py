@@ -75,7 +75,7 @@ def evaluate_run(
     """
     progress, source = progress or Quiet(), Path(data)
     detector = load(model)
-    run_folder.check_one_run(Path(model), detector.card.provenance.get("run_id"))
+    run_folder.check_one_run(Path(model), run_folder.run_id_of(detector.card.provenance))
     names = detector.settings.data
     bins = good or names.good, defective or names.defective
     if out is None:
@@ -114,7 +114,7 @@ def _data_set(
     if test:
         check_leaks(manifest)
     samples = test or manifest.samples
-    older = run_folder.trained_on(model, detector.card.provenance.get("run_id"))
+    older = run_folder.trained_on(model, run_folder.run_id_of(detector.card.provenance))
     known = detector.card.seen | {bytes(row) for row in digests(older).tolist()}
     seen = [
         manifest.name(sample.image)

@@ -95,8 +95,8 @@ def train_run(
         run_folder.check_startable(folder, settings, resume, overwrite)
         manifest, found = _prepared(data, settings, progress)
         model = _train_into(folder, manifest, found, settings, resume, progress)
-        place = _Place(folder, model.provenance.get("run_id") or run_folder.go_on(folder, "train"),
-                       save_maps)  # fmt: skip
+        run_id = run_folder.run_id_of(model.provenance) or run_folder.go_on(folder, "train")
+        place = _Place(folder, run_id, save_maps)
         return _evaluate_test(model, manifest, found, place, progress)
 
 
@@ -165,7 +165,7 @@ def _train_into(
         run_folder.remove_leftovers(folder)
         finished = artifact.load(place) if place.is_file() else None
         if finished is not None:
-            run_folder.check_one_run(folder, finished.provenance.get("run_id"))
+            run_folder.check_one_run(folder, run_folder.run_id_of(finished.provenance))
         run_folder.check_same_data(folder, manifest.sha256, finished and finished.provenance)
         if finished is not None:
             return finished

@@ -21,7 +21,7 @@ def test_python_and_command_leave_the_same_files(
     assert result.folder == ours
     assert_same_files(ours, theirs)
     assert {path.name for path in ours.iterdir()} == {
-        "maps", "metrics.json", "overlays", "report.html", "scores.csv",
+        "maps", "metrics.json", "overlays", "report.html", "run.json", "scores.csv",
     }  # fmt: skip
 
 

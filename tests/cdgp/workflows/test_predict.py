@@ -25,7 +25,7 @@ def test_python_and_command_leave_the_same_files(
     assert f"24 scored, {result.rejected} called defective" in done.output
     assert_same_files(ours, theirs)
     assert {path.name for path in ours.iterdir()} == {
-        "maps", "overlays", "report.html", "scores.csv",
+        "maps", "overlays", "report.html", "run.json", "scores.csv",
     }  # fmt: skip
 
 

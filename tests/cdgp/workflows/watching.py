@@ -41,7 +41,7 @@ def contents(folder: Path) -> dict[str, object]:
 
 
 def assert_same_files(a: Path, b: Path) -> None:
-    """Both folders hold files of the same names with the same contents, but for times and run ids."""
+    """Both folders hold files of the same names and contents, but for times and run ids."""
     ours, theirs = contents(a), contents(b)
     assert ours.keys() == theirs.keys()
     for name, content in ours.items():

@@ -200,7 +200,6 @@ def read_source(path: Path, images: Sequence[Path] = ()) -> Source:
         if not place.exists():
             raise DataError(f"--images {place}: no such file or folder")
     model = artifact.load(path)
-    check_one_run(path, run_id_of(model.provenance))
     if model.settings.tile:
         raise SettingsError(
             f"{path}: was trained with --tile, and only torch cuts and blends windows; train "
@@ -218,6 +217,7 @@ def read_source(path: Path, images: Sequence[Path] = ()) -> Source:
         compared = [sample.image for sample in samples]
         defective = [sample.defective for sample in samples]
         fitted = [sample.image for sample in manifest.of("fit")]
+    check_one_run(path, run_id_of(model.provenance))  # now: a training may have replaced some
     return Source(path, model, compared, defective, subsample_evenly(fitted, QUANTISATION_IMAGES))
 
 

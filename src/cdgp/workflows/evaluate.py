@@ -75,7 +75,6 @@ def evaluate_run(
     """
     progress, source = progress or Quiet(), Path(data)
     detector = load(model)
-    run_folder.check_one_run(Path(model), run_folder.run_id_of(detector.card.provenance))
     names = detector.settings.data
     bins = good or names.good, defective or names.defective
     if out is None:
@@ -108,13 +107,15 @@ def _data_set(
 
     Those are recognised by their digests, whatever they are called and whatever the manifest says.
     """
-    white_level = detector.settings.data.white_level
-    manifest = _digested(layouts.load(source, *bins), white_level, progress)
+    run_id = run_folder.run_id_of(detector.card.provenance)
+    listed = layouts.load(source, *bins)
+    run_folder.check_one_run(model, run_id)  # now: a training may have replaced some files
+    manifest = _digested(listed, detector.settings.data.white_level, progress)
     test = manifest.of("test")
     if test:
         check_leaks(manifest)
     samples = test or manifest.samples
-    older = run_folder.trained_on(model, run_folder.run_id_of(detector.card.provenance))
+    older = run_folder.trained_on(model, run_id)
     known = detector.card.seen | {bytes(row) for row in digests(older).tolist()}
     seen = [
         manifest.name(sample.image)

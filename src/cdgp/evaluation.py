@@ -89,7 +89,11 @@ class MapFile:
             self._file.flush()
         if not self._shapes:
             return []
-        flat = np.memmap(self._file, dtype=np.float32, mode="r")
+        try:
+            flat = np.memmap(self._file, dtype=np.float32, mode="r")
+        except OSError:  # some shares map no file into memory
+            self._file.seek(0)
+            flat = np.fromfile(self._file, dtype=np.float32)
         ends = np.cumsum([h * w for h, w in self._shapes])
         parts = np.split(flat, ends[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]

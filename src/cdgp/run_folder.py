@@ -280,6 +280,8 @@ def check_free(folder: Path, command: str, overwrite: bool, more: str) -> None:
     if trained or (found and found.command != command):
         kind = KINDS["train" if found is None else found.command]
         raise OutputError(f"{folder}: is the folder of {kind}; choose another --out")
+    if found and names == {RUN}:  # killed before it had done anything
+        return
     if not overwrite:
         raise OutputError(f"{folder}: exists and is not empty; choose another --out, {more}")
     check_no_links(folder)

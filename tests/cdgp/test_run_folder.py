@@ -9,6 +9,7 @@ from tests.helpers import snapshot, tiny_settings
 
 from cdgp import run_folder
 from cdgp.errors import DataError, OutputError, SettingsError
+from cdgp.locks import HOLDER, LOCK, MARKER
 from cdgp.presets import read_settings, settings_from_json
 
 NAMES = {
@@ -16,7 +17,7 @@ NAMES = {
     for name, value in vars(run_folder).items()
     if name.isupper() and isinstance(value, str) and name != "RUN_FORMAT"
 }
-LOCKS = {run_folder.LOCK, run_folder.HOLDER, run_folder.MARKER}
+LOCKS = {LOCK, HOLDER, MARKER}
 
 
 def test_the_docstring_lists_every_name() -> None:
@@ -109,6 +110,9 @@ def test_what_a_lock_or_a_kill_leaves_is_no_content(tmp_path: Path) -> None:
     for name in (*LOCKS, ".run.json.0a1b2c3d.json"):
         (tmp_path / name).touch()
     run_folder.check_free(tmp_path, "predict", False, "")
+    run_folder.start(tmp_path, "predict")  # and was killed before it had done anything
+    run_folder.check_free(tmp_path, "predict", False, "")
+    assert {path.name for path in tmp_path.iterdir()} == {*LOCKS, run_folder.RUN}
     (tmp_path / ".mine").touch()
     with pytest.raises(OutputError):
         run_folder.check_free(tmp_path, "predict", False, "")

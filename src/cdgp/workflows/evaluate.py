@@ -83,6 +83,7 @@ def evaluate_run(
     folder = Path(out)
     layouts.check_outside(folder, source, *bins)
     with run_folder.lock(folder, "evaluate"):
+        run_folder.check_free(folder, "evaluate", overwrite, "or give --overwrite")
         data_set = _data_set(Path(model), detector, source, bins, progress)
         paths = data_set.manifest.paths()
         run_id = run_folder.make_results_folder(folder, "evaluate", overwrite, paths)

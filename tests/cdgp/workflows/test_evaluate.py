@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from safetensors import safe_open
@@ -123,6 +124,23 @@ def test_maps_lie_in_the_output_folder_while_they_are_measured(
     monkeypatch.setenv("TMPDIR", str(tmp_path / "small"))
     with pytest.raises(OutputError, match="small: the maps cannot be kept"):
         MapFile()
+
+
+def test_maps_on_a_share_that_maps_no_file_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = [np.full((2, 3), 1.5, np.float32), np.arange(4, dtype=np.float32).reshape(4, 1)]
+    found = MapFile(tmp_path)
+    for anomaly_map in kept:
+        found.append(anomaly_map)
+    mapped = found.maps()
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(19, os.strerror(19))
+
+    monkeypatch.setattr(np, "memmap", refuse)
+    for maps in (mapped, found.maps()):
+        assert all(np.array_equal(a, b) for a, b in zip(maps, kept, strict=True))
 
 
 @pytest.mark.parametrize("mask", [0o077, 0o002], ids=oct)

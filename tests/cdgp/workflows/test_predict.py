@@ -9,6 +9,7 @@ import pytest
 from tests.cdgp.workflows.watching import Counted, assert_same_files
 from tests.helpers import Interrupting, cdgp, noise_image
 
+from cdgp import inference
 from cdgp.data.manifest import Manifest
 from cdgp.errors import Interrupted, ModelFileError, OutputError
 from cdgp.inference import Detector
@@ -83,7 +84,8 @@ def test_one_folder_may_be_given_as_it_is(
     """A text was once walked character by character."""
     assert tiny_run.folder is not None
     defective = surfaces.root / "defective"
-    for number, images in enumerate((str(defective), defective, [defective])):
+    given: list[str | Path | list[Path]] = [str(defective), defective, [defective]]
+    for number, images in enumerate(given):
         assert predict_folder(tiny_run.folder, images, tmp_path / str(number)).scored == 12
 
 
@@ -121,10 +123,9 @@ def test_a_model_that_is_replaced_while_it_is_read_is_told(
     assert tiny_run.folder is not None
     model = tmp_path / "model.safetensors"
     shutil.copy(tiny_run.folder / "model.safetensors", model)
-    load = predict_workflow.load
 
     def replaced(path: Path) -> Detector:
-        found = load(path)
+        found = inference.load(path)
         model.write_bytes(model.read_bytes() + b"another")
         return found
 

@@ -90,7 +90,7 @@ class MapFile:
         if not self._shapes:
             return []
         try:
-            flat = np.memmap(self._file, dtype=np.float32, mode="r")
+            flat: NDArray[np.float32] = np.memmap(self._file, dtype=np.float32, mode="r")
         except OSError:  # some shares map no file into memory
             self._file.seek(0)
             flat = np.fromfile(self._file, dtype=np.float32)

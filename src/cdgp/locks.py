@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -23,6 +24,7 @@ HOLDER = ".lock.json"
 MARKER = ".lock.soft"
 """In place of the lock, on a file system without locks."""
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+HOLDER_TRIES = 5
 SOFT_SECONDS = 1.0
 """So long filelock may take to see that the process of a marker is gone."""
 
@@ -117,9 +119,13 @@ def _write_holder(path: Path, command: str) -> None:
 
 def _holder(path: Path) -> str:
     """Who holds a lock, in words; nothing where that cannot be read."""
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        command = f"cdgp {facts['command']}".strip()
-        return f" ({command}, process {facts['pid']} on {facts['host']}, since {facts['since']})"
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+    for _ in range(HOLDER_TRIES):
+        try:
+            facts = json.loads(path.read_text(encoding="utf-8"))
+            command = f"cdgp {facts['command']}".strip()
+            return (
+                f" ({command}, process {facts['pid']} on {facts['host']}, since {facts['since']})"
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            time.sleep(0.05)  # it may be just about to write them
+    return ""

@@ -9,7 +9,7 @@ prediction can be made, is a ModelFileError.
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,9 @@ from cdgp.presets import Settings, settings_from_json
 FORMAT = "cdgp-model"
 VERSION = 1
 TAIL = "calibration.tail_scores"
+SEEN = "provenance.seen"
+SEEN_BYTES = 16
+"""Of each SHA-256 that a model keeps of its training images: no two images share them by chance."""
 
 
 class Decision(NamedTuple):
@@ -47,6 +50,15 @@ class Model(NamedTuple):
     decision: Decision
     settings: Settings
     provenance: dict[str, Any]
+    seen: Tensor = torch.empty((0, SEEN_BYTES), dtype=torch.uint8)
+    """(n, 16) uint8: the first bytes of the SHA-256 of the pixels and of the file of every image
+    that the model was trained or calibrated on; empty where that is not known."""
+
+
+def digests(sha256: Iterable[str | None]) -> Tensor:
+    """Hex digests as ``Model.seen`` holds them: cut, sorted, each once."""
+    rows = sorted({bytes.fromhex(text)[:SEEN_BYTES] for text in sha256 if text})
+    return torch.tensor([list(row) for row in rows], dtype=torch.uint8).reshape(-1, SEEN_BYTES)
 
 
 def save(path: Path, model: Model) -> None:
@@ -57,7 +69,9 @@ def save(path: Path, model: Model) -> None:
         OutputError: the place cannot be written.
     """
     calibration = model.calibration
-    tensors = {**model.network.state_dict(), TAIL: calibration.tail.scores}
+    tensors = {
+        **model.network.state_dict(), TAIL: calibration.tail.scores, SEEN: model.seen,
+    }  # fmt: skip
     try:
         check_calibration(calibration)
         _check_finite(tensors)
@@ -129,12 +143,19 @@ def load(path: Path) -> Model:
         calibration = _calibration(json.loads(metadata["calibration"]), tensors.pop(TAIL))
         decision = decision_of(json.loads(metadata["decision"]))
         provenance = object_of(metadata["provenance"], "provenance")
+        seen = _checked_seen(tensors.pop(SEEN, Model._field_defaults["seen"]))
         network = network_from_tensors(settings, tensors)
     except (
         KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, CdgpError,
     ) as error:  # fmt: skip
         raise ModelFileError(f"{path}: incomplete or damaged model file ({error})") from error
-    return Model(network, calibration, decision, settings, provenance)
+    return Model(network, calibration, decision, settings, provenance, seen)
+
+
+def _checked_seen(seen: Tensor) -> Tensor:
+    if seen.dtype != torch.uint8 or seen.ndim != 2 or seen.shape[1] != SEEN_BYTES:
+        raise ValueError("the digests of the training images are no list of digests")
+    return seen
 
 
 def decision_of(values: dict[str, Any]) -> Decision:

@@ -1,8 +1,10 @@
 """Scored images as rows, and the metrics of labelled ones."""
 
 import json
+import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -12,12 +14,17 @@ from numpy.typing import NDArray
 
 from cdgp.data.images import INVERTED, read_mask_with_facts, reason, resize_mask
 from cdgp.data.manifest import Sample
-from cdgp.errors import ImageError
-from cdgp.files import printable, write_csv
+from cdgp.errors import ImageError, OutputError
+from cdgp.files import path_cell, printable, write_csv
 from cdgp.inference import Detector, Prediction, Region
 from cdgp.metrics.ranking import Measure, image_auroc, pixel_auroc
 from cdgp.metrics.regions import aupro
 from cdgp.metrics.reliability import expected_calibration_error, overkill_and_escape
+
+COLUMNS = (
+    "image", "split", "label", "pred_score", "pred_label", "regions", "warnings", "run_id",
+)  # fmt: skip
+"""Of ``scores.csv``."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +58,49 @@ class ScoredImage:
 
 
 class MapFile:
-    """Maps of many images in one temporary file: memory does not grow with their number."""
+    """Maps of many images in one temporary file: memory does not grow with their number.
 
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="cdgp-maps-")  # noqa: SIM115
+    Args:
+        folder: where it lies, without a name that anything shows; that of TMPDIR where None.
+
+    Raises:
+        OutputError: there is no such place, or no room in it.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._place = folder
         self._shapes: list[tuple[int, ...]] = []
+        with self._output_errors():
+            self._file = tempfile.TemporaryFile(prefix=".cdgp-maps-", dir=folder)  # noqa: SIM115
 
     def append(self, anomaly_map: NDArray[np.float32]) -> None:
-        self._file.write(np.ascontiguousarray(anomaly_map, dtype=np.float32).tobytes())
+        with self._output_errors():
+            self._file.write(np.ascontiguousarray(anomaly_map, dtype=np.float32).tobytes())
         self._shapes.append(anomaly_map.shape)
 
+    @contextmanager
+    def _output_errors(self) -> Iterator[None]:
+        """Errors of the operating system as ours, with the name of the place."""
+        try:
+            yield
+        except OSError as error:
+            place = self._place or os.environ.get("TMPDIR") or "the folder of temporary files"
+            raise OutputError(
+                f"{place}: the maps cannot be kept there until they are measured: "
+                f"{error.strerror or error}; make room, or set TMPDIR to a folder that has some "
+                "(float32 maps of all labelled images)"
+            ) from error
+
     def maps(self) -> list[NDArray[np.float32]]:
-        self._file.flush()
+        with self._output_errors():
+            self._file.flush()
         if not self._shapes:
             return []
-        flat = np.memmap(self._file, dtype=np.float32, mode="r")
+        try:
+            flat: NDArray[np.float32] = np.memmap(self._file, dtype=np.float32, mode="r")
+        except OSError:  # some shares map no file into memory
+            self._file.seek(0)
+            flat = np.fromfile(self._file, dtype=np.float32)
         ends = np.cumsum([h * w for h, w in self._shapes])
         parts = np.split(flat, ends[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
@@ -177,20 +212,20 @@ def _with_reason(name: str, measure: Measure) -> dict[str, Any]:
     return entry
 
 
-def write_scores(path: Path, rows: Iterable[ScoredImage]) -> None:
-    """Write ``scores.csv``: name, split, label, score, decision, regions (JSON), warnings."""
+def write_scores(path: Path, rows: Iterable[ScoredImage], run_id: str) -> None:
+    """Write ``scores.csv``: a row an image, with its regions as JSON, its warnings, its run."""
     words = {True: "defective", False: "good", None: ""}
     cells = (
         (
-            printable(row.name),
+            path_cell(printable(row.name)),
             row.split or "",
             words[row.defective],
-            repr(row.pred_score),  # the shortest text that reads back as the same number
+            row.pred_score,  # as the shortest text that reads back as the same number
             words[row.pred_label],
             json.dumps([asdict(region) for region in row.regions]),
             printable("; ".join(row.warnings)),
+            run_id,
         )
         for row in rows
     )
-    header = ["image", "split", "label", "pred_score", "pred_label", "regions", "warnings"]
-    write_csv(path, header, cells)
+    write_csv(path, COLUMNS, cells)

@@ -286,6 +286,8 @@ def read_settings(path: Path, /, **changes: Any) -> Settings:
         raise SettingsError(f"{path}: not a valid {kind} file: {error}") from error
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: holds a {type(values).__name__} where settings are expected")
+    if path.suffix == ".json":  # the run that a config.json is of is no setting
+        values.pop("run_id", None)
     preset = changes.get("preset") or values.get("preset", "lite")
     if "preset" in values and values["preset"] != preset:
         raise SettingsError(

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from cdgp.audit.suspects import Suspect
 from cdgp.evaluation import ScoredImage
-from cdgp.files import printable, write_text
+from cdgp.files import IN_PAGE, printable, visible, write_text
 from cdgp.inference import Detector
 from cdgp.metrics.reliability import reliability_curve
 from cdgp.report import charts
@@ -70,6 +70,7 @@ NOTES = {
     "mask_cut_at_half": "With a mask that was blurred or compressed",
     "mask_of_several_values": "With a mask of several values",
     "mask_marks_nearly_all": "With a mask that marks nearly all of it, inverted?",
+    "trained_on": "The model was trained on these, so they measure nothing new",
 }
 
 
@@ -110,6 +111,7 @@ def write_report(
     computed_on: str,
     training: TrainingFacts | None = None,
     thumbnails: Thumbnails | None = None,
+    run_id: str = "",
 ) -> None:
     """Write the report of scored images.
 
@@ -123,6 +125,7 @@ def write_report(
         training: of a training run, what it shows of the training.
         thumbnails: made while the images were scored; otherwise the images that the galleries show
             are predicted now. One that cannot be read is shown with the reason.
+        run_id: of the run that the report belongs to.
     """
     metrics, training = metrics or {}, training or TrainingFacts()
     thumbnails, folder = thumbnails or Thumbnails(detector), out.absolute().parent
@@ -159,10 +162,11 @@ def write_report(
             for key, value in detector.card.provenance.items()
         },
         version=version("cdgp"),
+        run_id=run_id,
         **_summary(rows, metrics, detector.threshold),
     )
     # File names that are no UTF-8 are shown as scores.csv writes them.
-    write_text(out, printable(text))
+    write_text(out, visible(printable(text), IN_PAGE))
 
 
 def _summary(

@@ -104,10 +104,11 @@ def test_report_needs_nothing_from_outside(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows refuses these names")
 def test_report_escapes_names(tmp_path: Path) -> None:
-    names = ["<b>&\"'.png", "[x] {{ 7*7 }} %20#?.png", "🔩 ü.png", os.fsdecode(b"byte\xff.png")]
+    names = ["<b>&\"'.png", "[x] {{ 7*7 }} %20#?.png", "🔩 ü.png", "a\x1b[2J\u202egnp.png",
+             os.fsdecode(b"byte\xff.png")]  # fmt: skip
     rows = [on_disk(tmp_path, f"sub/{name}", 0.9) for name in names]
     page = write(tmp_path, rows, None).page
-    shown = [*names[:3], "byte\\udcff.png"]
+    shown = [*names[:3], "a\\x1b[2J\\u202egnp.png", "byte\\udcff.png"]
     for name in shown:
         assert f"sub/{name}" in page.text
         assert f"Image sub/{name}" in page.all("img", "alt")

@@ -156,7 +156,7 @@ def test_run_leaves_its_files(tiny_run: Run) -> None:
     names = {path.name for path in tiny_run.folder.iterdir()}
     assert names == {
         "check.json", "config.json", "log.jsonl", "manifest.csv", "metrics.json",
-        "model.safetensors", "overlays", "report.html", "scores.csv", "suspects.csv",
+        "model.safetensors", "overlays", "report.html", "run.json", "scores.csv", "suspects.csv",
     }  # fmt: skip
     config = json.loads((tiny_run.folder / "config.json").read_text())
     assert config["dual_gp"]["steps"] == 4

@@ -12,7 +12,7 @@ from scipy import ndimage
 from cdgp import artifact
 from cdgp.data.images import MIN_SIDE, read_image, to_input
 from cdgp.errors import ImageError, ModelFileError, SettingsError
-from cdgp.method.calibration import image_probability
+from cdgp.method.calibration import BALANCED, image_probability
 from cdgp.method.network import Outputs
 from cdgp.method.resize import upsample
 from cdgp.presets import Settings
@@ -47,12 +47,14 @@ class Prediction:
 
     anomaly_map: NDArray[np.float32]
     """(H, W) of the original image; higher is more anomalous. Surprisal plus image_weight times
-    the log of ``pred_score``, in nats; comparable between all images of one model."""
+    the log of the image's probability at equal numbers of good and defective parts, in nats;
+    comparable between all images of one model, whatever the defect rate."""
     surprisal: NDArray[np.float32]
     """(H, W) of the original image; minus the log of the normal-tail probability, in nats, at
     least 0."""
     pred_score: float
-    """Calibrated probability that the part is defective, in [0, 1]."""
+    """Calibrated probability that the part is defective, in [0, 1]. It refers to a line with the
+    defect rate of the model's decision."""
     pred_label: bool
     """True where the part is called defective: ``pred_score`` is above the model's threshold."""
     regions: tuple[Region, ...]
@@ -105,6 +107,11 @@ class Detector:
         return self.card.decision.threshold
 
     @property
+    def coarse(self) -> bool:
+        """Whether the probability rests on a single part of a class, so that digits mean little."""
+        return self.card.image.rests_on_one
+
+    @property
     def colour_scale(self) -> tuple[float, float]:
         """Ends, in nats, of the one colour scale of all maps of this model: 0 and the largest
         surprisal that its normal pixels can show."""
@@ -141,13 +148,18 @@ class Detector:
             found = self.runtime.run(to_input(pixels, self.settings.input_size)[None])
         native = (pixels.shape[0], pixels.shape[1])
         surprisal = resize_map(found.surprisal[0].numpy(), native)
+        decision = self.card.decision
         # From the pooled evidence and in float64, exactly as the threshold was set.
-        probability = float(image_probability(found.pooled, self.card.image)[0])
+        balanced, score = (
+            float(image_probability(found.pooled, self.card.image, rate)[0])
+            for rate in (BALANCED, decision.defect_rate)
+        )
+        pred_score, pred_label = decision.told(balanced, score)
         return Prediction(
             anomaly_map=resize_map(found.anomaly_map[0].numpy(), native),
             surprisal=surprisal,
-            pred_score=probability,
-            pred_label=probability > self.threshold,
+            pred_score=pred_score,
+            pred_label=pred_label,
             regions=find_regions(surprisal, self.region_level),
             pred_mask=surprisal > self.region_level,
         )
@@ -167,7 +179,9 @@ def resize_map(values: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np
     return found
 
 
-def load(path: str | Path, threads: int | None = None) -> Detector:
+def load(
+    path: str | Path, threads: int | None = None, defect_rate: float | None = None
+) -> Detector:
     """Load a trained model from its file, from the folder of a run, or from an exported file.
 
     Args:
@@ -175,19 +189,28 @@ def load(path: str | Path, threads: int | None = None) -> Detector:
             ``.xml`` with its ``.bin``).
         threads: number that the runtime may use; its own choice where None. In torch this holds
             for the whole process.
+        defect_rate: share of defective parts on the line, which ``pred_score`` then refers to; the
+            model's own where None. No decision, map or order of images changes with it.
 
     Raises:
         ModelFileError: no such file, damaged, not ours, or of a newer version.
-        SettingsError: the runtime of an exported file is not installed, or ``threads`` < 1.
+        SettingsError: the runtime of an exported file is not installed, ``threads`` < 1, or a
+            defect rate outside (0, 1).
     """
     if threads is not None and threads < 1:
         raise SettingsError(f"threads = {threads}: at least one is needed")
     path = Path(path)
     if path.suffix in EXPORTED:
-        return Detector(*open_exported(path, threads))
+        card, runtime = open_exported(path, threads)
+        if defect_rate is not None:
+            card = card._replace(decision=card.decision.at(defect_rate))
+        return Detector(card, runtime)
     if threads is not None:
         torch.set_num_threads(threads)
-    return Detector.of(artifact.load(model_file(path)))
+    model = artifact.load(model_file(path))
+    if defect_rate is not None:
+        model = model._replace(decision=model.decision.at(defect_rate))
+    return Detector.of(model)
 
 
 def as_image(array: NDArray[Any], white_level: int) -> NDArray[np.float32]:

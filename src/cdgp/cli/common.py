@@ -127,6 +127,11 @@ def show_run(run: "Run") -> None:
     detector, folder = run.detector, run.folder
     for note in detector.card.image.notes:
         warn(f"note: {note}")
+    refers = f"probabilities refer to a line with {detector.card.decision.refers_to}"
+    if detector.settings.decision.defect_rate is None:
+        warn(f"note: {refers}; give --defect-rate where the line's own rate is known")
+    else:
+        say(refers)
     if detector.settings.calibration.tail == "counting" and (
         detector.region_level >= detector.colour_scale[1]
     ):
@@ -154,18 +159,18 @@ def show_metrics(metrics: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from cdgp.evaluation import interval_text, value_text
+
     table = Table(title=f"On {escape(metrics['computed_on'])}", title_justify="left")
     table.add_column("metric")
     table.add_column("value", justify="right")
+    table.add_column("interval")
     for key in ("image_auroc", "pixel_auroc", "pixel_aupro_30", "pixel_aupro_05",
                 "expected_calibration_error", "overkill", "escape"):  # fmt: skip
-        value = metrics.get(key)
-        text = (
-            f"{value:.4f}"
-            if value is not None
-            else f"– ({escape(metrics.get(f'{key}_reason', ''))})"
-        )
-        table.add_row(key, text)
+        text = value_text(metrics, key)
+        if metrics.get(key) is None:
+            text += f" ({escape(metrics.get(f'{key}_reason', ''))})"
+        table.add_row(key, text, interval_text(metrics, key))
     Console(highlight=False).print(table)
     for note, names in metrics.get("notes", {}).items():
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

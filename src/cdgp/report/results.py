@@ -39,12 +39,15 @@ class ResultFiles:
         """
         name = output_name(row.name)
         overlays = self.folder / OVERLAYS
-        write_overlay(overlays / f"{name}.png", pixels, prediction, self._detector.colour_scale)
+        detector = self._detector
+        place = overlays / f"{name}.png"
+        write_overlay(place, pixels, prediction, detector.colour_scale, detector.coarse)
         record = {
             "image": printable(row.name),
             "pred_score": row.pred_score,
             "pred_label": "defective" if row.pred_label else "good",
-            "threshold": self._detector.threshold,
+            "threshold": detector.threshold,
+            "defect_rate": detector.card.decision.defect_rate,
             "size": list(prediction.anomaly_map.shape),
             "regions": [asdict(region) for region in row.regions],
         }

@@ -33,6 +33,10 @@ class PredictedFolder:
     """Number of images that could not be read; ``unreadable.csv`` lists them."""
     problems: list[str]
     """Why, for the first of them."""
+    refers_to: str
+    """The share of defective parts that the probabilities refer to, in words."""
+    notes: tuple[str, ...]
+    """What weakens the probabilities."""
 
 
 def predict_folder(
@@ -43,6 +47,7 @@ def predict_folder(
     save_maps: bool = False,
     resume: bool = False,
     overwrite: bool = False,
+    defect_rate: float | None = None,
     progress: Progress | None = None,
 ) -> PredictedFolder:
     """Score images without labels; each is decoded and predicted once.
@@ -57,6 +62,7 @@ def predict_folder(
         save_maps: also write the raw maps.
         resume: go on with the unfinished prediction in ``out``.
         overwrite: replace the results in ``out``.
+        defect_rate: as ``inference.load`` takes it.
         progress: where to show the progress; nowhere where None.
 
     Raises:
@@ -64,7 +70,7 @@ def predict_folder(
         CdgpError: see ``cdgp.errors``.
     """
     run_folder.check_not_both(resume, overwrite)
-    folder, detector = Path(out), load(model)
+    folder, detector = Path(out), load(model, defect_rate=defect_rate)
     for path in map(Path, images):
         if not path.exists():
             raise DataError(f"{path}: no such file or folder")
@@ -73,7 +79,7 @@ def predict_folder(
     if not count:
         raise DataError(f"{', '.join(map(str, images))}: no images found")
     _prepare_prediction(folder, places, resume, overwrite)
-    with closing(Ledger(folder, _cache_key(Path(model), places, save_maps))) as ledger:
+    with closing(Ledger(folder, _cache_key(Path(model), places, save_maps, detector))) as ledger:
         if resume:
             run_folder.remove_leftovers(folder)
             ledger.forget_unreadable()  # a network share that was away may be back
@@ -89,17 +95,20 @@ def predict_folder(
         except KeyboardInterrupt:
             done = f"interrupted after {len(ledger)} of {count} images"
             raise Interrupted(f"{done}; --resume goes on from there") from None
-        found = _finished(ledger, folder)
+        found = _finished(ledger, folder, detector)
     ledger.path.unlink()
     return found
 
 
-def _cache_key(model: Path, places: Sequence[Path], save_maps: bool) -> dict[str, str]:
+def _cache_key(
+    model: Path, places: Sequence[Path], save_maps: bool, detector: Detector
+) -> dict[str, str]:
     """What must be the same for a prediction to be resumed, by the words that name it."""
     listed = b"\0".join(os.fsencode(place) for place in places)
     return {
         "model": digest(run_folder.model_file(model)),
         "--save-maps": str(save_maps),
+        "--defect-rate": repr(detector.card.decision.defect_rate),
         "list of images and folders": hashlib.sha256(listed).hexdigest(),
     }
 
@@ -134,7 +143,7 @@ def _predict_one(
     ledger.add(row)
 
 
-def _finished(ledger: Ledger, folder: Path) -> PredictedFolder:
+def _finished(ledger: Ledger, folder: Path, detector: Detector) -> PredictedFolder:
     """List the unreadable images, and count."""
     place = folder / run_folder.UNREADABLE
     if ledger.unreadable:
@@ -142,7 +151,10 @@ def _finished(ledger: Ledger, folder: Path) -> PredictedFolder:
     else:
         place.unlink(missing_ok=True)
     problems = [problem for _, problem in islice(ledger.problems(), SHOWN)]
-    return PredictedFolder(folder, len(ledger), ledger.rejected, ledger.unreadable, problems)
+    return PredictedFolder(
+        folder, len(ledger), ledger.rejected, ledger.unreadable, problems,
+        detector.card.decision.refers_to, detector.card.image.notes,
+    )  # fmt: skip
 
 
 def outermost(places: Sequence[Path]) -> list[Path]:

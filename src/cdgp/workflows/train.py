@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from cdgp import artifact, run_folder
+from cdgp.audit.duplicates import grouped
 from cdgp.audit.findings import Audit, audit
 from cdgp.audit.suspects import Suspect, suspects, write_suspects
 from cdgp.data import layouts
-from cdgp.data.manifest import Manifest
+from cdgp.data.manifest import Manifest, WeakSplit
 from cdgp.data.scan import check_readable, scan
 from cdgp.data.splits import split
 from cdgp.evaluation import ScoredImage
@@ -88,14 +89,14 @@ def train_run(
             layouts.check_outside(folder, Path(data), settings.data.good, settings.data.defective)
         run_folder.check_startable(folder, settings, resume, overwrite)
     manifest, found = prepare_manifest(data, settings, progress)
-    weak = manifest.weak_split()
+    weak = manifest.weak_split(grouped(manifest, found))
     check_calibration(weak, settings)
     for finding in found.of("warning"):  # before the long work, so that it can be stopped
         log.warning("%s: %s", manifest.root, finding.text)
     if folder is None:
         model = train(weak, settings, new_context(None, None, progress))
     else:
-        model = _train_into(folder, manifest, found, settings, resume, progress)
+        model = _train_into(folder, manifest, weak, found, settings, resume, progress)
     return _evaluate_test(model, manifest, found, folder, save_maps, progress)
 
 
@@ -126,6 +127,7 @@ def prepare_manifest(
 def _train_into(
     folder: Path,
     manifest: Manifest,
+    weak: WeakSplit,
     found: Audit,
     settings: Settings,
     resume: bool,
@@ -150,7 +152,7 @@ def _train_into(
     write_text(folder / run_folder.CHECK, json.dumps(found.record(), indent=1) + "\n")
     context = new_context(folder / run_folder.CHECKPOINTS, folder / run_folder.LOG, progress)
     context.log({"stage": "start", "manifest_sha256": manifest.sha256, "resumed": resume})
-    model = train(manifest.weak_split(), settings, context)
+    model = train(weak, settings, context)
     artifact.save(place, model)
     run_folder.remove_checkpoints(folder)
     return model
@@ -173,7 +175,9 @@ def _evaluate_test(
     rows: list[ScoredImage] = []
     metrics, computed_on = None, "nothing: no test images were set aside"
     if test:
-        rows, metrics = score_samples(detector, manifest, test, files, progress)
+        # Near duplicates are one group to the intervals, and nothing else.
+        joined = grouped(manifest, found)
+        rows, metrics = score_samples(detector, joined, joined.of("test"), files, progress)
         metrics["computed_on"] = computed_on = (
             f"{len(test)} test images that no stage was trained on"
         )

@@ -20,6 +20,8 @@ from cdgp.metrics.ranking import Measure, checked_scores
 CONFIDENCE = 0.95
 RESAMPLES = 2000
 """Draws of groups behind the interval of a calibration error."""
+BLOCK = 50
+"""So many draws at a time, to bound the memory."""
 
 Interval = tuple[float, float]
 
@@ -147,20 +149,23 @@ def calibration_error_interval(
     gaps = np.zeros((count, bins))
     np.add.at(gaps, (members, _bins_of(values, bins)), values - defective)
     images = np.bincount(members).astype(np.float64)
-    rng, errors, deviations = np.random.default_rng(seed), list[float](), list[float]()
+    rng, errors, deviations = np.random.default_rng(seed), [], []
     with_defect = np.bincount(members, weights=defective) > 0
     parts = [part for mask in (with_defect, ~with_defect) if len(part := np.flatnonzero(mask))]
-    for _ in range(RESAMPLES):
-        drawn, around = np.empty(count), np.empty(count)
+    for _ in range(0, RESAMPLES, BLOCK):
+        drawn, around = np.empty((BLOCK, count)), np.empty((BLOCK, count))
         for part in parts:
             size = len(part)
-            drawn[part] = np.bincount(rng.integers(size, size=size), minlength=size)
+            chosen = rng.integers(size, size=(BLOCK, size)) + size * np.arange(BLOCK)[:, None]
+            counts = np.bincount(chosen.ravel(), minlength=BLOCK * size)
+            drawn[:, part] = counts.reshape(BLOCK, size)
             # The variance of few groups is underestimated by one group.
-            around[part] = (drawn[part] - 1) * math.sqrt(size / max(1, size - 1))
-        errors.append(np.abs(drawn @ gaps).sum() / (drawn @ images))
-        deviations.append(np.abs(around @ gaps).sum() / images.sum())
+            around[:, part] = (drawn[:, part] - 1) * math.sqrt(size / max(1, size - 1))
+        errors.append(np.abs(drawn @ gaps).sum(1) / (drawn @ images))
+        deviations.append(np.abs(around @ gaps).sum(1) / images.sum())
     error = np.abs(gaps.sum(0)).sum() / images.sum()
-    deviation, high = (np.quantile(v, (1 + CONFIDENCE) / 2) for v in (deviations, errors))
+    end = (1 + CONFIDENCE) / 2
+    deviation, high = (np.quantile(np.concatenate(v), end) for v in (deviations, errors))
     return float(max(0, error - deviation)), float(min(1, max(error, high)))
 
 

@@ -1,6 +1,7 @@
 """The single checks: files, masks, shortcuts, balance, and what training refuses."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -131,3 +132,21 @@ def test_times_of_a_folder_copied_at_once_mean_nothing(tmp_path: Path) -> None:
     for i, path in enumerate(sorted(tmp_path.rglob("*.png"), key=lambda p: p.parent.name)):
         os.utime(path, (1_700_000_000 + i, 1_700_000_000 + i))
     assert "time of change" not in {s.fact for s in audited(load_folder(tmp_path)).shortcuts}
+
+
+def test_the_least_budget_counts_parts(tmp_path: Path) -> None:
+    """24 good images are 24 parts; of eight parts, or with near duplicates, there are fewer."""
+    manifest = load_folder(two_bins(tmp_path, good=24, defective=6))
+    budget = kinds(audited(manifest))["false_reject_budget"].text
+    assert "about 4 of 24 good parts" in budget and "can be 0.2 or more" in budget
+    grouped = tuple(
+        replace(s, group=None if s.defective else str(i % 8))
+        for i, s in enumerate(sorted(manifest.samples, key=lambda s: s.defective))
+    )
+    budget = kinds(audited(replace(manifest, samples=grouped)))["false_reject_budget"].text
+    assert "about 1 of 8 good parts" in budget and "can be 0.5 or more" in budget
+    for i in range(6):
+        again = np.clip(surface(i).astype(int) + 3, 0, 255).astype(np.uint8)
+        save_image(tmp_path / f"good/again{i}.png", again)
+    budget = kinds(audited(load_folder(tmp_path)))["false_reject_budget"].text
+    assert "of 24 good parts" in budget, "another exposure of a part is no new part"

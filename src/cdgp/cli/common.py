@@ -164,13 +164,11 @@ def show_metrics(metrics: dict[str, Any]) -> None:
     table = Table(title=f"On {escape(metrics['computed_on'])}", title_justify="left")
     table.add_column("metric")
     table.add_column("value", justify="right")
-    table.add_column("interval")
+    table.add_column("interval, or why there is none")
     for key in ("image_auroc", "pixel_auroc", "pixel_aupro_30", "pixel_aupro_05",
                 "expected_calibration_error", "overkill", "escape"):  # fmt: skip
-        text = value_text(metrics, key)
-        if metrics.get(key) is None:
-            text += f" ({escape(metrics.get(f'{key}_reason', ''))})"
-        table.add_row(key, text, interval_text(metrics, key))
+        reason = escape(metrics.get(f"{key}_reason", ""))
+        table.add_row(key, value_text(metrics, key), reason or interval_text(metrics, key))
     Console(highlight=False).print(table)
     for note, names in metrics.get("notes", {}).items():
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

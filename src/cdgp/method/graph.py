@@ -46,8 +46,8 @@ MOST_RANGES = 50
 CHECKED = 20_000
 """At most so many normal scores at the end of the tail, and as many of all, test the table."""
 CHECK_INPUT = 1e-4
-"""Two scores this close, as a share of their distance from the median plus the quartile range, are
-one to the table."""
+"""Two scores this close are one to the table: as a share of their distance from the median plus the
+quartile range, and of a hundredth of a standard deviation, so that rounding does not count."""
 CHECK_NATS = 0.01
 """A difference of the surprisal that never counts: one hundredth of a probability."""
 
@@ -273,7 +273,8 @@ class SurprisalTable(nn.Module):
         self.centre = float(quarters[1])
         # Where most of an image is one flat colour the quartiles tell nothing of the rest.
         spread = float(scores[-1] - scores[0]) / MOST_RANGES
-        self.scale = max(float(quarters[2] - quarters[0]), spread, 1e-6)
+        self.quartile_range = float(quarters[2] - quarters[0])
+        self.scale = max(self.quartile_range, spread, 1e-6)
         z = (scores[[0, -1]] - self.centre) / self.scale
         first, last = (z / (1 + z.abs())).tolist()
         if not math.isnan(tail.shape):
@@ -311,7 +312,7 @@ def check_table(table: SurprisalTable, tail: NormalTail) -> None:
     end = torch.arange(max(0, len(scores) - CHECKED), len(scores))
     some = torch.linspace(0, len(scores) - 1, min(CHECKED, len(scores))).long()
     queries = scores[torch.cat([some, end])]
-    reach = CHECK_INPUT * (table.scale + (queries - table.centre).abs())
+    reach = CHECK_INPUT * (table.quartile_range + (queries - table.centre).abs() + 0.01)
     lower = torch.searchsorted(scores, queries - reach) - 1
     higher = torch.searchsorted(scores, queries + reach, right=True)
     least = surprisal(scores[lower.clamp_min(0)], tail) * (lower >= 0) - CHECK_NATS

@@ -17,11 +17,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from cdgp.errors import CdgpError, ModelFileError
+from cdgp.errors import CdgpError, ModelFileError, SettingsError
 from cdgp.files import save_tensors, shortened
 from cdgp.method.build import network_from_tensors
-from cdgp.method.calibration import BranchStatistics, Calibration, ImageCalibrator, NormalTail
+from cdgp.method.calibration import (
+    BALANCED,
+    BranchStatistics,
+    Calibration,
+    ImageCalibrator,
+    NormalTail,
+)
 from cdgp.method.network import Network
+from cdgp.metrics.reliability import at_rate
 from cdgp.presets import Settings, settings_from_json
 
 FORMAT = "cdgp-model"
@@ -30,16 +37,67 @@ TAIL = "calibration.tail_scores"
 SEEN = "provenance.seen"
 SEEN_BYTES = 16
 """Of each SHA-256 that a model keeps of its training images: no two images share them by chance."""
+BELOW_ONE = math.nextafter(1, 0)
+"""The largest threshold that an image score can be above."""
 
 
 class Decision(NamedTuple):
-    """The rule behind ``pred_label``: defective when the image score is above the threshold."""
+    """The rule behind ``pred_label``: defective when the image score is above the threshold.
+
+    The defect rate shifts score and threshold alike, so it changes no decision.
+    """
 
     threshold: float
+    """On the image score, at the defect rate."""
     source: str
     """How the threshold came about, in words."""
     false_reject_bound: float | None
     """Bound on the share of good parts rejected, where one was asked for."""
+    defect_rate: float = BALANCED
+    """Share of defective parts on the line that the image score refers to."""
+    rate_source: str = "the same number of good and defective parts"
+    """Where the rate comes from, in words."""
+    balanced_threshold: float | None = None
+    """The threshold at a rate of one half, where decisions are made; None: ``threshold``."""
+
+    @property
+    def balanced(self) -> float:
+        """The threshold at a rate of one half."""
+        return self.threshold if self.balanced_threshold is None else self.balanced_threshold
+
+    @property
+    def refers_to(self) -> str:
+        """What the image score refers to, in words: "33 % of parts defective (…)"."""
+        return f"{100 * self.defect_rate:.3g} % of parts defective ({self.rate_source})"
+
+    def at(self, defect_rate: float, source: str = "as stated") -> "Decision":
+        """The same decisions, with scores that refer to another rate; SettingsError outside (0, 1).
+
+        ``source`` says in words where the rate comes from.
+        """
+        if not 0 < defect_rate < 1:
+            raise SettingsError(
+                f"a defect rate of {defect_rate}: it is a share of the parts, between 0 and 1, for "
+                "example 0.02"
+            )
+        told = float(at_rate(self.balanced, BALANCED, defect_rate))
+        return self._replace(
+            threshold=min(told, BELOW_ONE),
+            defect_rate=defect_rate,
+            rate_source=source,
+            balanced_threshold=self.balanced,
+        )
+
+    def told(self, balanced: float, score: float) -> tuple[float, bool]:
+        """The image score as it is told, and whether the image is called defective.
+
+        ``balanced`` is the score at a rate of one half, which decides; ``score`` the one at
+        ``defect_rate``. Where rounding would put it on the other side of the threshold, it is moved
+        by the last digit.
+        """
+        if balanced > self.balanced:
+            return max(score, math.nextafter(self.threshold, 1)), True
+        return min(score, self.threshold), False
 
 
 class Model(NamedTuple):
@@ -162,10 +220,16 @@ def decision_of(values: dict[str, Any]) -> Decision:
     """A decision from its stored values; ValueError where they are no rule to decide by."""
     decision = Decision(**values)
     bound = decision.false_reject_bound
-    _check_numbers({"threshold": decision.threshold, "bound": 0 if bound is None else bound})
-    possible = 0 <= decision.threshold < 1 and (bound is None or 0 <= bound <= 1)
-    if not possible or not isinstance(decision.source, str):
+    _check_numbers({
+        "threshold": decision.threshold, "bound": 0 if bound is None else bound,
+        "defect rate": decision.defect_rate, "balanced threshold": decision.balanced,
+    })  # fmt: skip
+    told = all(isinstance(text, str) for text in (decision.source, decision.rate_source))
+    possible = 0 <= decision.balanced < 1 and (bound is None or 0 <= bound <= 1)
+    if not possible or not 0 < decision.defect_rate < 1 or not told:
         raise ValueError(f"{decision} is no rule to decide by")
+    if not math.isclose(decision.threshold, decision.at(decision.defect_rate).threshold):
+        raise ValueError(f"{decision} has two thresholds that do not fit together")
     return decision
 
 

@@ -3,14 +3,14 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from cdgp.data.images import INVERTED, read_mask_with_facts, reason, resize_mask
 from cdgp.data.manifest import Sample
@@ -19,7 +19,16 @@ from cdgp.files import path_cell, printable, write_csv
 from cdgp.inference import Detector, Prediction, Region
 from cdgp.metrics.ranking import Measure, image_auroc, pixel_auroc
 from cdgp.metrics.regions import aupro
-from cdgp.metrics.reliability import expected_calibration_error, overkill_and_escape
+from cdgp.metrics.reliability import (
+    Decisions,
+    at_rate,
+    calibration_error_interval,
+    expected_calibration_error,
+    overkill_and_escape,
+)
+
+RATES = {"overkill": ("false_rejects", "good"), "escape": ("misses", "defective")}
+"""The count and the label of each rate."""
 
 COLUMNS = (
     "image", "split", "label", "pred_score", "pred_label", "regions", "warnings", "run_id",
@@ -168,26 +177,105 @@ def odd_images(notes: dict[str, list[str]], samples: Sequence[Sample]) -> dict[s
     return {key: names for key, names in notes.items() if names}
 
 
-def image_metrics(rows: Sequence[ScoredImage], detector: Detector) -> dict[str, Any]:
-    """Image AUROC, calibration error, overkill and escape, with the counts."""
+def image_metrics(
+    rows: Sequence[ScoredImage], detector: Detector, groups: ArrayLike | None = None
+) -> dict[str, Any]:
+    """Image AUROC, calibration error, overkill and escape, with counts and intervals.
+
+    ``groups`` are (n,) numbers of the part that each image shows; each shows one of its own where
+    None. The calibration error is None where a class has a single part.
+    """
     scores = np.array([row.pred_score for row in rows], dtype=np.float64)
     labels = np.array([bool(row.defective) for row in rows], dtype=np.bool_)
+    decision = detector.card.decision
     # By the decisions: an image without content is rejected whatever its score.
     rejected = np.array([row.pred_label for row in rows], dtype=np.float64)
-    decisions = overkill_and_escape(rejected, labels, 0.5)
+    found = overkill_and_escape(rejected, labels, 0.5, groups)
     return {
-        "good": int((~labels).sum()),
-        "defective": int(labels.sum()),
+        "good": found.good,
+        "defective": found.defective,
+        "good_groups": found.good_groups,
+        "defective_groups": found.defective_groups,
         **_with_reason(
             "image_auroc", image_auroc(scores, labels, names=[row.name for row in rows])
         ),
-        **_with_reason("expected_calibration_error", expected_calibration_error(scores, labels)),
+        **_calibration_error(scores, labels, groups, decision.defect_rate, found),
         "threshold": detector.threshold,
-        "threshold_source": detector.card.decision.source,
-        "false_reject_bound": detector.card.decision.false_reject_bound,
-        **_with_reason("overkill", decisions.overkill),
-        **_with_reason("escape", decisions.escape),
+        "threshold_source": decision.source,
+        "false_reject_bound": decision.false_reject_bound,
+        "defect_rate": decision.defect_rate,
+        "defect_rate_source": decision.rate_source,
+        **_with_reason("overkill", found.overkill),
+        "false_rejects": found.false_rejects,
+        "overkill_interval": found.overkill_interval,
+        **_with_reason("escape", found.escape),
+        "misses": found.misses,
+        "escape_interval": found.escape_interval,
     }
+
+
+def _calibration_error(
+    scores: NDArray[np.float64],
+    labels: NDArray[np.bool_],
+    groups: ArrayLike | None,
+    defect_rate: float,
+    found: Decisions,
+) -> dict[str, Any]:
+    """The calibration error at these images' own share of defects, with its interval.
+
+    A set for evaluation rarely has as many defects as the line. At another rate the error would
+    measure that difference, so scores are brought to the set's share first.
+    """
+    name = "expected_calibration_error"
+    for word, number in (("good", found.good_groups), ("defective", found.defective_groups)):
+        if number < 2:
+            reason = f"no {word} image" if not number else f"a single group of {word} images"
+            return {name: None, f"{name}_reason": reason, f"{name}_interval": None}
+    share = float(labels.mean())
+    told = at_rate(scores, defect_rate, share)
+    return {
+        name: expected_calibration_error(told, labels).value,
+        f"{name}_interval": calibration_error_interval(told, labels, groups),
+        f"{name}_rate": share,
+    }
+
+
+def single_groups(rows: Sequence[ScoredImage], groups: ArrayLike) -> dict[str, list[str]]:
+    """Notes: the images of a label that has a single group, which figures then rest on."""
+    numbers, notes = np.asarray(groups), {}
+    for word, label in (("good", False), ("defective", True)):
+        places = [i for i, row in enumerate(rows) if row.defective is label]
+        if len(set(numbers[places].tolist())) == 1:
+            notes[f"a_single_{word}_part"] = [rows[i].name for i in places]
+    return notes
+
+
+def value_text(metrics: Mapping[str, Any], name: str) -> str:
+    """A metric for reading; what rests on a single part is a count, or has two digits."""
+    value = metrics.get(name)
+    if value is None:
+        return "–"
+    if name in RATES:
+        count, label = RATES[name]
+        if metrics.get(f"{label}_groups") == 1:
+            return f"{metrics[count]} of {metrics[label]}"
+        return f"{100 * value:.1f} %"
+    single = 1 in (metrics.get("good_groups"), metrics.get("defective_groups"))
+    return f"{value:.2f}" if name == "image_auroc" and single else f"{value:.4f}"
+
+
+def interval_text(metrics: Mapping[str, Any], name: str) -> str:
+    """The 95 % interval of a metric and the number of groups that it rests on; "" without one."""
+    ends = metrics.get(f"{name}_interval")
+    if ends is None:
+        return ""
+    low, high = ends
+    if name not in RATES:
+        groups = f"{metrics['good_groups']} good and {metrics['defective_groups']} defective groups"
+        return f"95 %: {low:.2f} to {high:.2f}, {groups}"
+    number = metrics[f"{RATES[name][1]}_groups"]
+    groups = f"{number} group" if number == 1 else f"{number} groups"
+    return f"95 %: {100 * low:.1f} to {100 * high:.1f} %, {groups}"
 
 
 def pixel_metrics(

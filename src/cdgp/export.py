@@ -78,6 +78,7 @@ class ExportOptions:
         opset: ONNX operator set.
         int8: quantise the network to 8 bits, for OpenVINO; no tolerance holds then.
         overwrite: replace an earlier file.
+        defect_rate: that the graph's image score refers to; the model's own where None.
     """
 
     target: str
@@ -86,6 +87,7 @@ class ExportOptions:
     opset: int = OPSET
     int8: bool = False
     overwrite: bool = False
+    defect_rate: float | None = None
 
 
 class Source(NamedTuple):
@@ -137,6 +139,8 @@ def _export(
 ) -> Exported:
     source = read_source(model, images)
     resized = with_input_size(source.model, options.input_size)
+    if options.defect_rate is not None:
+        resized = resized._replace(decision=resized.decision.at(options.defect_rate))
     reference = TorchRuntime(resized, torch.device("cpu"))
     with progress.phase("Export", 1) as advance:
         size, free = resized.settings.input_size, options.input_size == "free"

@@ -17,7 +17,7 @@ from cdgp.data import images
 from cdgp.data.images import MIN_SIDE, no_content, to_input
 from cdgp.errors import ImageError, ModelFileError, SettingsError
 from cdgp.files import absolute, path_of
-from cdgp.method.calibration import ImageCalibrator, image_probability
+from cdgp.method.calibration import BALANCED, ImageCalibrator, image_probability
 from cdgp.method.network import Outputs
 from cdgp.method.resize import upsample
 from cdgp.presets import Settings
@@ -71,12 +71,14 @@ class Prediction:
 
     anomaly_map: NDArray[np.float32]
     """(H, W) of the original image; higher is more anomalous. Surprisal plus image_weight times
-    the log of ``pred_score``, in nats; comparable between all images of one model."""
+    the log of the image's probability at equal numbers of good and defective parts, in nats;
+    comparable between all images of one model, whatever the defect rate."""
     surprisal: NDArray[np.float32]
     """(H, W) of the original image; minus the log of the normal-tail probability, in nats, at
     least 0."""
     pred_score: float
-    """Calibrated probability that the part is defective, in [0, 1]."""
+    """Calibrated probability that the part is defective, in [0, 1]. It refers to a line with the
+    defect rate of the model's decision."""
     pred_label: bool
     """True where the part is called defective: ``pred_score`` is above the model's threshold, or
     the image holds nothing to see, as ``warnings`` then say."""
@@ -144,6 +146,11 @@ class Detector:
     def threshold(self) -> float:
         """An image is called defective when its ``pred_score`` is above this."""
         return self.card.decision.threshold
+
+    @property
+    def coarse(self) -> bool:
+        """Whether the probability rests on a single part of a class, so that digits mean little."""
+        return self.card.image.rests_on_one
 
     @property
     def colour_scale(self) -> tuple[float, float]:
@@ -217,13 +224,18 @@ class Detector:
             check_finite(found, name)
             native = (pixels.shape[0], pixels.shape[1])
             surprisal = resize_map(found.surprisal[0].numpy(), native)
+            decision = self.card.decision
             # From the pooled evidence and in float64, exactly as the threshold was set.
-            probability = float(image_probability(found.pooled, self.card.image)[0])
+            balanced, score = (
+                float(image_probability(found.pooled, self.card.image, rate)[0])
+                for rate in (BALANCED, decision.defect_rate)
+            )
+            pred_score, pred_label = decision.told(balanced, score)
             return Prediction(
                 anomaly_map=resize_map(found.anomaly_map[0].numpy(), native),
                 surprisal=surprisal,
-                pred_score=probability,
-                pred_label=bool(nothing) or probability > self.threshold,
+                pred_score=pred_score,
+                pred_label=bool(nothing) or pred_label,
                 regions=find_regions(surprisal, self.region_level),
                 pred_mask=surprisal > self.region_level,
                 warnings=(*warnings, nothing) if nothing else warnings,
@@ -268,7 +280,9 @@ def check_finite(found: Outputs, image: str) -> None:
         )
 
 
-def load(path: str | os.PathLike[str], threads: int | None = None) -> Detector:
+def load(
+    path: str | os.PathLike[str], threads: int | None = None, defect_rate: float | None = None
+) -> Detector:
     """Load a trained model from its file, from the folder of a run, or from an exported file.
 
     Args:
@@ -276,11 +290,13 @@ def load(path: str | os.PathLike[str], threads: int | None = None) -> Detector:
             ``.xml`` with its ``.bin``).
         threads: number that the runtime may use; its own choice where None. In torch this holds
             for the whole process.
+        defect_rate: share of defective parts on the line, which ``pred_score`` then refers to; the
+            model's own where None. No decision, map or order of images changes with it.
 
     Raises:
         ModelFileError: no such file, damaged, not ours, or of a newer version.
-        SettingsError: the runtime of an exported file is not installed, ``threads`` < 1, or
-            arguments of another kind.
+        SettingsError: the runtime of an exported file is not installed, ``threads`` < 1, a defect
+            rate outside (0, 1), or arguments of another kind.
     """
     place = path_of(path, "the model")
     if threads is not None and (type(threads) is not int or threads < 1):
@@ -288,12 +304,20 @@ def load(path: str | os.PathLike[str], threads: int | None = None) -> Detector:
     if place.suffix == ".bin":
         raise ModelFileError(f"{place}: holds weights alone; give the .xml beside it")
     if place.suffix.lower() in EXPORTED:
-        detector = Detector(*open_exported(place, threads))
+        card, runtime = open_exported(place, threads)
+        if defect_rate is not None:
+            card = card._replace(decision=card.decision.at(defect_rate))
+        detector = Detector(card, runtime)
     else:
         if threads is not None:
             torch.set_num_threads(threads)
-        detector = Detector.of(artifact.load(model_file(place)))
-    detector._loaded_by = {"path": absolute(place), "threads": threads}
+        model = artifact.load(model_file(place))
+        if defect_rate is not None:
+            model = model._replace(decision=model.decision.at(defect_rate))
+        detector = Detector.of(model)
+    detector._loaded_by = {
+        "path": absolute(place), "threads": threads, "defect_rate": defect_rate,
+    }  # fmt: skip
     return detector
 
 

@@ -89,11 +89,12 @@ def test_from_predict_to_torch_are_at_most_four_frames_of_our_own(
 
 
 def test_final_map_is_surprisal_plus_image_term(tiny_run: Run) -> None:
+    detector = cdgp.load(tiny_run.folder or "", defect_rate=0.5)
     noise = np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
-    prediction = tiny_run.detector.predict(noise)
-    term = tiny_run.detector.settings.calibration.image_weight * np.log(prediction.pred_score)
+    prediction = detector.predict(noise)
+    term = detector.settings.calibration.image_weight * np.log(prediction.pred_score)
     np.testing.assert_allclose(prediction.anomaly_map - prediction.surprisal, term, atol=1e-4)
-    assert prediction.pred_label == (prediction.pred_score > tiny_run.detector.threshold)
+    assert prediction.pred_label == (prediction.pred_score > detector.threshold)
     assert prediction.warnings == ()
 
 

@@ -129,6 +129,11 @@ def show_run(run: "Run") -> None:
     detector, folder = run.detector, run.folder
     for note in detector.card.image.notes:
         warn(f"note: {note}")
+    refers = f"probabilities refer to a line with {detector.card.decision.refers_to}"
+    if detector.settings.decision.defect_rate is None:
+        warn(f"note: {refers}; give --defect-rate where the line's own rate is known")
+    else:
+        say(refers)
     if detector.settings.calibration.tail == "counting" and (
         detector.region_level >= detector.colour_scale[1]
     ):
@@ -156,19 +161,17 @@ def show_metrics(metrics: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from cdgp.evaluation import interval_text, value_text
+
     title = escape(visible(metrics["computed_on"]))
     table = Table(title=f"On {title}", title_justify="left")
     table.add_column("metric")
     table.add_column("value", justify="right")
+    table.add_column("interval, or why there is none")
     for key in ("image_auroc", "pixel_auroc", "pixel_aupro_30", "pixel_aupro_05",
                 "expected_calibration_error", "overkill", "escape"):  # fmt: skip
-        value = metrics.get(key)
-        text = (
-            f"{value:.4f}"
-            if value is not None
-            else f"– ({escape(visible(metrics.get(f'{key}_reason', '')))})"
-        )
-        table.add_row(key, text)
+        reason = escape(visible(metrics.get(f"{key}_reason", "")))
+        table.add_row(key, value_text(metrics, key), reason or interval_text(metrics, key))
     Console(highlight=False).print(table)
     for note, names in metrics.get("notes", {}).items():
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

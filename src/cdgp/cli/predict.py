@@ -14,6 +14,7 @@ def predict(
     save_maps: options.SaveMaps = False,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
+    defect_rate: options.DefectRate = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Score images with a trained model.
@@ -39,9 +40,12 @@ def predict(
 
     done = predict_folder(
         model, paths, out_folder, save_maps=save_maps, resume=resume, overwrite=overwrite,
-        progress=bars(quiet),
+        defect_rate=defect_rate, progress=bars(quiet),
     )  # fmt: skip
     say(f"{done.scored} scored, {done.rejected} called defective: {out_folder}")
+    say(f"probabilities refer to a line with {done.refers_to}")
+    for note in done.notes:
+        warn(f"note: {note}")
     for text in done.not_scored:
         warn(f"not scored: {text}")
     if done.warned:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cdgp.data.groups import group_numbers
 from cdgp.errors import DataError
 from cdgp.files import absolute, cell_text, path_cell, text_cell, write_text
 
@@ -71,6 +72,19 @@ class WeakSplit:
     """Whether the calibration images are set aside, and are not the training images."""
     counts: dict[str, tuple[int, int]]
     """(good, defective) by split, of the whole manifest."""
+    fit_groups: tuple[int, ...]
+    """Group number of each fit image: images of one part, equal images, near duplicates share
+    one."""
+    calibration_groups: tuple[int, ...]
+    """The same of each calibration image."""
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        """(good, defective) groups of all training images; one with a defect counts as such."""
+        samples = (*zip(self.fit, self.fit_groups, strict=True),
+                   *zip(self.calibration, self.calibration_groups, strict=True))  # fmt: skip
+        bad = {group for sample, group in samples if sample.defective}
+        return len({group for _, group in samples} - bad), len(bad)
 
 
 @dataclass(frozen=True)
@@ -105,10 +119,17 @@ class Manifest:
         """The samples of one split as training may see them."""
         return tuple(WeakSample(s.image, s.defective) for s in self.of(split))
 
-    def weak_split(self) -> WeakSplit:
-        """The training part as training may see it."""
+    def weak_split(self, joined: Manifest | None = None) -> WeakSplit:
+        """The training part as training may see it.
+
+        ``joined`` is this manifest with near duplicates in one group; training itself depends on
+        this manifest alone.
+        """
         good_fit = tuple(s for s in self.of("fit") if not s.defective)
         own = self.has_calibration
+        train = self.of("train")
+        numbers = group_numbers(joined or self, (joined or self).of("train")).tolist()
+        group = {s.image: number for s, number in zip(train, numbers, strict=True)}
         return WeakSplit(
             self.weak("fit"),
             self.weak("calibration" if own else "train"),
@@ -117,6 +138,8 @@ class Manifest:
             replace(self, samples=good_fit).sha256,
             own,
             self.counts(),
+            tuple(group[s.image] for s in self.of("fit")),
+            tuple(group[s.image] for s in (self.of("calibration") if own else train)),
         )
 
     @property

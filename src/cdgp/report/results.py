@@ -46,18 +46,21 @@ class ResultFiles:
         """
         name = output_name(row.name)
         overlays = self.folder / OVERLAYS
+        detector = self._detector
         record = {
             "image": printable(row.name),
             "pred_score": row.pred_score,
             "pred_label": "defective" if row.pred_label else "good",
-            "threshold": self._detector.threshold,
+            "threshold": detector.threshold,
+            "defect_rate": detector.card.decision.defect_rate,
             "size": list(prediction.anomaly_map.shape),
             "regions": [asdict(region) for region in row.regions],
             "warnings": list(row.warnings),
             "run_id": self.run_id,
         }
         write_text(overlays / f"{name}.json", json.dumps(record, indent=1) + "\n")
-        write_overlay(overlays / f"{name}.png", pixels, prediction, self._detector.colour_scale)
+        place = overlays / f"{name}.png"
+        write_overlay(place, pixels, prediction, detector.colour_scale, detector.coarse)
         if self._save_maps:
             place = self.folder / MAPS / f"{name}.npy"
             with atomic_write(place) as temporary, temporary.open("wb") as file:

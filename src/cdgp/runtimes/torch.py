@@ -44,7 +44,8 @@ class TorchRuntime:
         self.device = device
         self.inference = inference or InferenceSettings()
         precision = getattr(torch, self.inference.precision)
-        self.graph = InferenceGraph(EvidenceGraph(model.network, precision), model.calibration)
+        evidence = EvidenceGraph(model.network, precision)
+        self.graph = InferenceGraph(evidence, model.calibration, model.decision.defect_rate)
         self.graph.to(device)
         self._run: Callable[[Tensor], Outputs] = self.graph
         if self.inference.mode == "compiled":

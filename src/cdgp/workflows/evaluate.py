@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from cdgp import run_folder
 from cdgp.artifact import digests
 from cdgp.data import layouts
+from cdgp.data.groups import group_numbers
 from cdgp.data.manifest import Manifest, Sample
 from cdgp.data.scan import digested
 from cdgp.data.splits import check_leaks
@@ -22,6 +23,7 @@ from cdgp.evaluation import (
     image_metrics,
     odd_images,
     pixel_metrics,
+    single_groups,
     true_mask,
 )
 from cdgp.inference import Detector, load
@@ -53,6 +55,7 @@ def evaluate_run(
     defective: str | None = None,
     save_maps: bool = False,
     overwrite: bool = False,
+    defect_rate: float | None = None,
     progress: Progress | None = None,
 ) -> EvaluatedRun:
     """Score labelled images with a trained model; returns rows and metrics.
@@ -66,6 +69,7 @@ def evaluate_run(
         defective: the same of defective images.
         save_maps: also write the raw maps.
         overwrite: replace the results in ``out``.
+        defect_rate: as ``inference.load`` takes it.
         progress: where to show the progress; nowhere where None.
 
     Raises:
@@ -75,7 +79,7 @@ def evaluate_run(
         CdgpError: see ``cdgp.errors``.
     """
     progress, source = progress or Quiet(), Path(data)
-    detector = load(model)
+    detector = load(model, defect_rate=defect_rate)
     names = detector.settings.data
     bins = good or names.good, defective or names.defective
     if out is None:
@@ -175,7 +179,8 @@ def score_samples(
     The pixel metrics take every good image (all of it unmarked) and every defective image with a
     marked mask, at the images' own sizes. A defective image without a mask, or with one that is
     empty or cannot be used, counts in the image metrics alone and is listed in the notes, as are
-    images with warnings. Masks are read after the score.
+    images with warnings. Masks are read after the score. Samples have digests: images of one group
+    or with equal pixels count as one part.
 
     Returns:
         The rows, and the metrics as ``metrics.json`` holds them.
@@ -205,8 +210,10 @@ def score_samples(
                 masks.append(mask)
                 names.append(name)
             advance()
+    groups = group_numbers(manifest, samples)
+    notes |= single_groups(rows, groups)
     return rows, {
-        **image_metrics(rows, detector),
+        **image_metrics(rows, detector, groups),
         **pixel_metrics(maps.maps(), masks, names),
         "notes": odd_images(notes, samples),
     }

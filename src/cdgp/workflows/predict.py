@@ -27,6 +27,7 @@ from cdgp.ledger import Ledger
 from cdgp.progress import Progress, Quiet
 from cdgp.report.html import TrainingFacts
 from cdgp.report.results import ResultFiles
+from cdgp.runtimes.card import Card
 
 SHOWN = 20
 """Messages about unreadable images that a result holds; ``unreadable.csv`` lists all."""
@@ -49,6 +50,10 @@ class PredictedFolder:
     """Number of scored images with warnings; the column ``warnings`` of ``scores.csv`` has them."""
     warnings: list[str]
     """The first of them, with the image's name."""
+    refers_to: str
+    """The share of defective parts that the probabilities refer to, in words."""
+    notes: tuple[str, ...]
+    """What weakens the probabilities."""
 
 
 def predict_folder(
@@ -59,6 +64,7 @@ def predict_folder(
     save_maps: bool = False,
     resume: bool = False,
     overwrite: bool = False,
+    defect_rate: float | None = None,
     progress: Progress | None = None,
 ) -> PredictedFolder:
     """Score images without labels; each is decoded and predicted once.
@@ -74,6 +80,7 @@ def predict_folder(
         save_maps: also write the raw maps.
         resume: go on with the unfinished prediction in ``out``.
         overwrite: replace the results of an earlier prediction in ``out``.
+        defect_rate: as ``inference.load`` takes it.
         progress: where to show the progress; nowhere where None.
 
     Raises:
@@ -84,14 +91,14 @@ def predict_folder(
     run_folder.check_not_both(resume, overwrite)
     folder = Path(out)
     given = [images] if isinstance(images, str | os.PathLike) else images
-    detector, model_sha256 = _load(Path(model))
+    detector, model_sha256 = _load(Path(model), defect_rate)
     for path in map(Path, given):
         if not path.exists():
             raise DataError(f"{path}: no such file or folder")
     places = outermost([absolute(Path(path)) for path in given])
     if any(place.is_dir() and lies_in(folder, place) for place in places):
         raise OutputError(f"{folder}: lies in a folder that is scored; choose another --out")
-    cache_key = _cache_key(model_sha256, places, save_maps)
+    cache_key = _cache_key(model_sha256, places, save_maps, detector)
     with run_folder.lock(folder, "predict"):
         count, not_scored = _counted(places)
         if not count:
@@ -115,27 +122,30 @@ def predict_folder(
             except KeyboardInterrupt:
                 done = f"interrupted after {len(ledger)} of {count} images"
                 raise Interrupted(f"{done}; --resume goes on from there") from None
-            found = _finished(ledger, files, [notice.text for notice in not_scored])
+            found = _finished(ledger, files, [notice.text for notice in not_scored], detector.card)
         ledger.path.unlink()
     return found
 
 
-def _load(model: Path) -> tuple[Detector, str]:
+def _load(model: Path, defect_rate: float | None) -> tuple[Detector, str]:
     """The detector, and the digest of the file that it was made from."""
     path = run_folder.model_file(model)
     before = digest(path) if path.is_file() else ""
-    detector = load(model)
+    detector = load(model, defect_rate=defect_rate)
     if digest(path) != before:
         raise ModelFileError(f"{path}: was replaced while it was read; start again")
     return detector, before
 
 
-def _cache_key(model_sha256: str, places: Sequence[Path], save_maps: bool) -> dict[str, str]:
+def _cache_key(
+    model_sha256: str, places: Sequence[Path], save_maps: bool, detector: Detector
+) -> dict[str, str]:
     """What must be the same for a prediction to be resumed, by the words that name it."""
     listed = b"\0".join(os.fsencode(place) for place in places)
     return {
         "model": model_sha256,
         "--save-maps": str(save_maps),
+        "--defect-rate": repr(detector.card.decision.defect_rate),
         "list of images and folders": hashlib.sha256(listed).hexdigest(),
     }
 
@@ -202,7 +212,9 @@ def searched(places: Sequence[Path], search: Search) -> Iterator[Path]:
             yield from walk_images(place, search)
 
 
-def _finished(ledger: Ledger, files: ResultFiles, not_scored: list[str]) -> PredictedFolder:
+def _finished(
+    ledger: Ledger, files: ResultFiles, not_scored: list[str], card: Card
+) -> PredictedFolder:
     """List the unreadable images, and count."""
     folder = files.folder
     place = folder / run_folder.UNREADABLE
@@ -214,7 +226,7 @@ def _finished(ledger: Ledger, files: ResultFiles, not_scored: list[str]) -> Pred
     warned = (f"{row.name}: {'; '.join(row.warnings)}" for row in ledger if row.warnings)
     return PredictedFolder(
         folder, len(ledger), ledger.rejected, ledger.unreadable, problems, not_scored,
-        ledger.warned, list(islice(warned, SHOWN)),
+        ledger.warned, list(islice(warned, SHOWN)), card.decision.refers_to, card.image.notes,
     )  # fmt: skip
 
 

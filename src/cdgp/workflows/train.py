@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cdgp import artifact, run_folder
+from cdgp.audit.duplicates import grouped
 from cdgp.audit.findings import Audit, audit
 from cdgp.audit.suspects import Suspect, suspects, write_suspects
 from cdgp.data import layouts
-from cdgp.data.manifest import Manifest
+from cdgp.data.manifest import Manifest, WeakSplit
 from cdgp.data.scan import check_readable, scan
 from cdgp.data.splits import split
 from cdgp.data.walk import Notice
@@ -90,8 +91,7 @@ def train_run(
         data = path_of(data, "data")
     settings, progress = settings or preset_settings(), progress or Quiet()
     if out is None:
-        manifest, found = _prepared(data, settings, progress)
-        weak = manifest.weak_split()
+        manifest, weak, found = _prepared(data, settings, progress)
         model = _with_seen(train(weak, settings, new_context(None, None, progress)), manifest)
         return _evaluate_test(model, manifest, found, None, progress)
     folder = path_of(out, "out")
@@ -99,8 +99,8 @@ def train_run(
         layouts.check_outside(folder, Path(data), settings.data.good, settings.data.defective)
     with run_folder.lock(folder, "train"):
         run_folder.check_startable(folder, settings, resume, overwrite)
-        manifest, found = _prepared(data, settings, progress)
-        model = _train_into(folder, manifest, found, settings, resume, progress)
+        manifest, weak, found = _prepared(data, settings, progress)
+        model = _train_into(folder, manifest, weak, found, settings, resume, progress)
         run_id = run_folder.run_id_of(model.provenance) or run_folder.go_on(folder, "train")
         place = _Place(folder, run_id, save_maps)
         return _evaluate_test(model, manifest, found, place, progress)
@@ -116,13 +116,14 @@ class _Place(NamedTuple):
 
 def _prepared(
     data: str | Path | Manifest, settings: Settings, progress: Progress
-) -> tuple[Manifest, Audit]:
+) -> tuple[Manifest, WeakSplit, Audit]:
     """What training starts from; warns before the long work, so that it can be stopped."""
     manifest, found = prepare_manifest(data, settings, progress)
-    check_calibration(manifest.weak_split(), settings)
+    weak = manifest.weak_split(grouped(manifest, found))
+    check_calibration(weak, settings)
     for finding in found.of("warning"):
         log.warning("%s: %s", manifest.root, finding.text.removeprefix(f"{manifest.root}: "))
-    return manifest, found
+    return manifest, weak, found
 
 
 def _with_seen(model: artifact.Model, manifest: Manifest) -> artifact.Model:
@@ -159,6 +160,7 @@ def prepare_manifest(
 def _train_into(
     folder: Path,
     manifest: Manifest,
+    weak: WeakSplit,
     found: Audit,
     settings: Settings,
     resume: bool,
@@ -189,7 +191,7 @@ def _train_into(
     context = new_context(folder / run_folder.CHECKPOINTS, folder / run_folder.LOG, progress)
     begun = {"stage": "start", "run_id": run_id, "manifest_sha256": manifest.sha256}
     context.log({**begun, "resumed": resume})
-    model = _with_seen(train(manifest.weak_split(), settings, context), manifest)
+    model = _with_seen(train(weak, settings, context), manifest)
     model = model._replace(provenance=model.provenance | {"run_id": run_id})
     artifact.save(place, model)
     run_folder.remove_checkpoints(folder)
@@ -215,7 +217,9 @@ def _evaluate_test(
     rows: list[ScoredImage] = []
     metrics, computed_on = None, "nothing: no test images were set aside"
     if test:
-        rows, metrics = score_samples(detector, manifest, test, files, progress)
+        # Near duplicates are one group to the intervals, and nothing else.
+        joined = grouped(manifest, found)
+        rows, metrics = score_samples(detector, joined, joined.of("test"), files, progress)
         metrics["computed_on"] = computed_on = (
             f"{len(test)} test images that no stage was trained on"
         )

@@ -145,7 +145,7 @@ def test_resumed_run_may_decide_otherwise_but_not_train_otherwise(
         )
     chosen = tiny_settings(decision={"threshold": 0.25})
     resumed = train_run(surfaces.root, out, chosen, resume=True)
-    assert resumed.detector.model.decision.threshold == 0.25
+    assert resumed.detector.model.decision.balanced == 0.25
     assert_same(weights_of(tiny_run), weights_of(resumed))
     with pytest.raises(SettingsError, match=r"other settings \(decision\.threshold\)"):
         train_run(surfaces.root, out, tiny_settings(), resume=True)

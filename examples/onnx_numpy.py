@@ -3,7 +3,7 @@
     cdgp export runs/parts --to onnx --out parts.onnx
     python examples/onnx_numpy.py parts.onnx image.npy     # (H, W, 3) sRGB, uint8
 
-The file holds the size of its input and the threshold of the decision; only the resize is here.
+The file holds the size of its input, the calibration and the threshold; only the resize is here.
 Image files are refused: colour profiles, orientation and depth are what cdgp itself reads.
 """
 
@@ -29,12 +29,16 @@ def weights(inputs: int, outputs: int) -> np.ndarray:
 session = onnxruntime.InferenceSession(sys.argv[1])
 about = session.get_modelmeta().custom_metadata_map
 height, width = json.loads(about["settings"])["input_size"]
-threshold = json.loads(about["decision"])["threshold"]
+decision, fitted = json.loads(about["decision"]), json.loads(about["image"])
+threshold = decision.get("balanced_threshold") or decision["threshold"]
 
 image = np.load(sys.argv[2]).astype(np.float32) / 255
 rows, columns = weights(image.shape[0], height), weights(image.shape[1], width)
 image = np.einsum("hy,yxc,wx->chw", rows, image, columns, optimize=True)[None]
-score, anomaly_map = session.run(["pred_score", "anomaly_map"], {"images": image})
+score, pooled, anomaly_map = session.run(["pred_score", "pooled", "anomaly_map"], {"images": image})
+# Decided as at equal numbers of good and defective parts; pred_score refers to the defect rate.
+log_odds = fitted["slope"] * (pooled[0] - fitted["centre"]) / fitted["scale"] + fitted["intercept"]
+defective = np.float32(1 / (1 + np.exp(-np.float64(log_odds)))) > np.float32(threshold)
 y, x = np.unravel_index(anomaly_map[0].argmax(), anomaly_map[0].shape)
-print("defective" if score[0] > threshold else "good", f"{score[0]:.6f}")
+print("defective" if defective else "good", f"{score[0]:.6f}")
 print(f"most anomalous at x = {x / width:.3f}, y = {y / height:.3f} of the image's sides")

@@ -1,38 +1,103 @@
 """One safetensors file with everything that prediction needs: weights, calibration, settings.
 
 Metadata (JSON strings): ``format``, ``version``, ``settings``, ``calibration`` (the numbers),
-``decision`` and ``provenance``. Nothing in it can run code. A file that is damaged, foreign or of
-another version is a ModelFileError.
+``decision``, ``provenance`` and ``sha256``, the digest of all the others. Nothing in it can run
+code. A file that is damaged, foreign or of another version, or that holds numbers from which no
+prediction can be made, is a ModelFileError.
 """
 
+import hashlib
 import json
 import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from cdgp.errors import CdgpError, ModelFileError
-from cdgp.files import save_tensors
+from cdgp.errors import CdgpError, ModelFileError, SettingsError
+from cdgp.files import save_tensors, shortened
 from cdgp.method.build import network_from_tensors
-from cdgp.method.calibration import BranchStatistics, Calibration, ImageCalibrator, NormalTail
+from cdgp.method.calibration import (
+    BALANCED,
+    BranchStatistics,
+    Calibration,
+    ImageCalibrator,
+    NormalTail,
+)
 from cdgp.method.network import Network
+from cdgp.metrics.reliability import at_rate
 from cdgp.presets import Settings, settings_from_json
 
 FORMAT = "cdgp-model"
 VERSION = 1
 TAIL = "calibration.tail_scores"
+SEEN = "provenance.seen"
+SEEN_BYTES = 16
+"""Of each SHA-256 that a model keeps of its training images: no two images share them by chance."""
+BELOW_ONE = math.nextafter(1, 0)
+"""The largest threshold that an image score can be above."""
 
 
 class Decision(NamedTuple):
-    """The rule behind ``pred_label``: defective when the image score is above the threshold."""
+    """The rule behind ``pred_label``: defective when the image score is above the threshold.
+
+    The defect rate shifts score and threshold alike, so it changes no decision.
+    """
 
     threshold: float
+    """On the image score, at the defect rate."""
     source: str
     """How the threshold came about, in words."""
     false_reject_bound: float | None
     """Bound on the share of good parts rejected, where one was asked for."""
+    defect_rate: float = BALANCED
+    """Share of defective parts on the line that the image score refers to."""
+    rate_source: str = "the same number of good and defective parts"
+    """Where the rate comes from, in words."""
+    balanced_threshold: float | None = None
+    """The threshold at a rate of one half, where decisions are made; None: ``threshold``."""
+
+    @property
+    def balanced(self) -> float:
+        """The threshold at a rate of one half."""
+        return self.threshold if self.balanced_threshold is None else self.balanced_threshold
+
+    @property
+    def refers_to(self) -> str:
+        """What the image score refers to, in words: "33 % of parts defective (…)"."""
+        return f"{100 * self.defect_rate:.3g} % of parts defective ({self.rate_source})"
+
+    def at(self, defect_rate: float, source: str = "as stated") -> "Decision":
+        """The same decisions, with scores that refer to another rate; SettingsError outside (0, 1).
+
+        ``source`` says in words where the rate comes from.
+        """
+        if not 0 < defect_rate < 1:
+            raise SettingsError(
+                f"a defect rate of {defect_rate}: it is a share of the parts, between 0 and 1, for "
+                "example 0.02"
+            )
+        told = float(at_rate(self.balanced, BALANCED, defect_rate))
+        return self._replace(
+            threshold=min(told, BELOW_ONE),
+            defect_rate=defect_rate,
+            rate_source=source,
+            balanced_threshold=self.balanced,
+        )
+
+    def told(self, balanced: float, score: float) -> tuple[float, bool]:
+        """The image score as it is told, and whether the image is called defective.
+
+        ``balanced`` is the score at a rate of one half, which decides; ``score`` the one at
+        ``defect_rate``. Where rounding would put it on the other side of the threshold, it is moved
+        by the last digit.
+        """
+        if balanced > self.balanced:
+            return max(score, math.nextafter(self.threshold, 1)), True
+        return min(score, self.threshold), False
 
 
 class Model(NamedTuple):
@@ -43,11 +108,33 @@ class Model(NamedTuple):
     decision: Decision
     settings: Settings
     provenance: dict[str, Any]
+    seen: Tensor = torch.empty((0, SEEN_BYTES), dtype=torch.uint8)
+    """(n, 16) uint8: the first bytes of the SHA-256 of the pixels and of the file of every image
+    that the model was trained or calibrated on; empty where that is not known."""
+
+
+def digests(sha256: Iterable[str | None]) -> Tensor:
+    """Hex digests as ``Model.seen`` holds them: cut, sorted, each once."""
+    rows = sorted({bytes.fromhex(text)[:SEEN_BYTES] for text in sha256 if text})
+    return torch.tensor([list(row) for row in rows], dtype=torch.uint8).reshape(-1, SEEN_BYTES)
 
 
 def save(path: Path, model: Model) -> None:
-    """Write a model file whole."""
+    """Write a model file whole.
+
+    Raises:
+        ModelFileError: the model holds numbers that ``load`` would refuse.
+        OutputError: the place cannot be written.
+    """
     calibration = model.calibration
+    tensors = {
+        **model.network.state_dict(), TAIL: calibration.tail.scores, SEEN: model.seen,
+    }  # fmt: skip
+    try:
+        check_calibration(calibration)
+        _check_finite(tensors)
+    except ValueError as error:
+        raise ModelFileError(f"{path}: not written: {error}") from error
     tail = calibration.tail
     numbers = {
         "dominance": calibration.dominance._asdict(),
@@ -65,7 +152,18 @@ def save(path: Path, model: Model) -> None:
         "decision": json.dumps(model.decision._asdict()),
         "provenance": json.dumps(model.provenance),
     }
-    save_tensors(path, {**model.network.state_dict(), TAIL: tail.scores}, metadata)
+    save_tensors(path, tensors, metadata | {"sha256": digest_of(metadata, tensors)})
+
+
+def digest_of(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256, in hex, of everything that a model file holds but this digest."""
+    others = {key: value for key, value in metadata.items() if key != "sha256"}
+    found = hashlib.sha256(json.dumps(others, sort_keys=True).encode())
+    for key in sorted(tensors):
+        value = tensors[key].detach().cpu().contiguous()
+        found.update(f"{key} {value.dtype} {list(value.shape)}".encode())
+        found.update(memoryview(value.flatten().view(torch.uint8).numpy()))
+    return found.hexdigest()
 
 
 def load(path: Path) -> Model:
@@ -91,33 +189,112 @@ def load(path: Path) -> Model:
             f"{path}: written in model format {metadata.get('version')}, this cdgp reads format "
             f"{VERSION}; use the version of cdgp that wrote it, or train again"
         )
+    # Files of earlier versions have no digest.
+    if metadata.get("sha256", (found := digest_of(metadata, tensors))) != found:
+        raise ModelFileError(
+            f"{path}: incomplete or damaged model file: its content has changed since it was "
+            "written; copy it again, or train again"
+        )
     try:
         settings = settings_from_json(metadata["settings"], str(path))
+        _check_finite(tensors)
         calibration = _calibration(json.loads(metadata["calibration"]), tensors.pop(TAIL))
         decision = decision_of(json.loads(metadata["decision"]))
-        provenance = json.loads(metadata["provenance"])
+        provenance = object_of(metadata["provenance"], "provenance")
+        seen = _checked_seen(tensors.pop(SEEN, Model._field_defaults["seen"]))
         network = network_from_tensors(settings, tensors)
     except (
         KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, CdgpError,
     ) as error:  # fmt: skip
         raise ModelFileError(f"{path}: incomplete or damaged model file ({error})") from error
-    return Model(network, calibration, decision, settings, provenance)
+    return Model(network, calibration, decision, settings, provenance, seen)
+
+
+def _checked_seen(seen: Tensor) -> Tensor:
+    if seen.dtype != torch.uint8 or seen.ndim != 2 or seen.shape[1] != SEEN_BYTES:
+        raise ValueError("the digests of the training images are no list of digests")
+    return seen
 
 
 def decision_of(values: dict[str, Any]) -> Decision:
     """A decision from its stored values; ValueError where they are no rule to decide by."""
     decision = Decision(**values)
     bound = decision.false_reject_bound
-    _check_numbers({"threshold": decision.threshold, "bound": 0 if bound is None else bound})
-    if not 0 <= decision.threshold < 1 or not isinstance(decision.source, str):
+    _check_numbers({
+        "threshold": decision.threshold, "bound": 0 if bound is None else bound,
+        "defect rate": decision.defect_rate, "balanced threshold": decision.balanced,
+    })  # fmt: skip
+    told = all(isinstance(text, str) for text in (decision.source, decision.rate_source))
+    possible = 0 <= decision.balanced < 1 and (bound is None or 0 <= bound <= 1)
+    if not possible or not 0 < decision.defect_rate < 1 or not told:
         raise ValueError(f"{decision} is no rule to decide by")
+    if not math.isclose(decision.threshold, decision.at(decision.defect_rate).threshold):
+        raise ValueError(f"{decision} has two thresholds that do not fit together")
     return decision
 
 
 def image_calibrator_of(values: dict[str, Any]) -> ImageCalibrator:
-    """An image calibrator from its stored values; ValueError where one is no number."""
-    _check_numbers({k: v for k, v in values.items() if k != "notes"})
-    return ImageCalibrator(**values | {"notes": tuple(values["notes"])})
+    """An image calibrator from its stored values; ValueError where no probability follows."""
+    notes = values["notes"]
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        raise ValueError("the notes of the image calibration are no list of texts")
+    calibrator = ImageCalibrator(**values | {"notes": tuple(notes)})
+    _check_image_calibrator(calibrator)
+    return calibrator
+
+
+def object_of(text: str, name: str) -> dict[str, Any]:
+    """A JSON object from its text; ValueError where it is JSON of another kind."""
+    values = json.loads(text)
+    if not isinstance(values, dict):
+        raise ValueError(f"{name} is {shortened(text, 40)} where a JSON object is expected")
+    return values
+
+
+def check_calibration(calibration: Calibration) -> None:
+    """ValueError where a calibration's numbers give no surprisal, or no probability, for certain.
+
+    A tail without scores, or in another order, would call any pixel normal.
+    """
+    for name in ("dominance", "residual"):
+        statistics: BranchStatistics = getattr(calibration, name)
+        _check_numbers(statistics._asdict())
+        if statistics.std <= 0:
+            raise ValueError(
+                f"the standard deviation of the {name} over normal pixels is {statistics.std}: "
+                "they are all alike, so nothing can be compared with them"
+            )
+    tail = calibration.tail
+    scores = tail.scores
+    if scores.ndim != 1 or not scores.is_floating_point() or not len(scores):
+        raise ValueError("the scores of the normal tail are no list of numbers")
+    if not bool(scores.isfinite().all()) or bool((scores[1:] < scores[:-1]).any()):
+        raise ValueError("the scores of the normal tail are not finite, or not in order")
+    fitted = [tail.start, tail.shape, tail.scale]
+    if not all(map(math.isnan, fitted)):
+        _check_numbers({"start": tail.start, "shape": tail.shape, "scale": tail.scale})
+        if tail.shape < 0 or tail.scale <= 0:
+            raise ValueError(f"the normal tail has shape {tail.shape} and scale {tail.scale}")
+    weights = {"fusion_weight": calibration.fusion_weight, "image_weight": calibration.image_weight}
+    _check_numbers(weights | {"floor": tail.floor})
+    if not 0 <= calibration.fusion_weight <= 1 or calibration.image_weight < 0 or tail.floor <= 0:
+        raise ValueError(f"a weight or the floor of the calibration is out of range ({weights})")
+    _check_image_calibrator(calibration.image)
+
+
+def _check_image_calibrator(calibrator: ImageCalibrator) -> None:
+    _check_numbers({k: v for k, v in calibrator._asdict().items() if k != "notes"})
+    if calibrator.scale <= 0 or calibrator.slope < 0:
+        raise ValueError(
+            f"the image calibration has scale {calibrator.scale} and slope {calibrator.slope}: "
+            "its probability does not rise with the evidence"
+        )
+
+
+def _check_finite(tensors: Mapping[str, Tensor]) -> None:
+    for key, value in tensors.items():
+        if not bool(value.isfinite().all()):
+            raise ValueError(f"{key} holds values that are not finite")
 
 
 def _check_numbers(values: dict[str, Any]) -> None:
@@ -128,14 +305,8 @@ def _check_numbers(values: dict[str, Any]) -> None:
 
 
 def _calibration(numbers: dict[str, Any], scores: Tensor) -> Calibration:
-    for part in ("dominance", "residual"):
-        _check_numbers(numbers[part])
-    _check_numbers({k: v for k, v in numbers["tail"].items() if v is not None})
-    _check_numbers({k: numbers[k] for k in ("fusion_weight", "image_weight")})
-    if scores.ndim != 1 or not scores.is_floating_point():
-        raise ValueError("the scores of the normal tail are no list of numbers")
     tail = {k: math.nan if v is None else v for k, v in numbers["tail"].items()}
-    return Calibration(
+    calibration = Calibration(
         BranchStatistics(**numbers["dominance"]),
         BranchStatistics(**numbers["residual"]),
         NormalTail(scores, **tail),
@@ -143,6 +314,8 @@ def _calibration(numbers: dict[str, Any], scores: Tensor) -> Calibration:
         numbers["fusion_weight"],
         numbers["image_weight"],
     )
+    check_calibration(calibration)
+    return calibration
 
 
 def _null(value: float) -> float | None:

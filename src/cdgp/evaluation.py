@@ -1,23 +1,39 @@
 """Scored images as rows, and the metrics of labelled ones."""
 
 import json
+import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from cdgp.data.images import INVERTED, read_mask_with_facts, reason, resize_mask
 from cdgp.data.manifest import Sample
-from cdgp.errors import ImageError
-from cdgp.files import printable, write_csv
+from cdgp.errors import ImageError, OutputError
+from cdgp.files import path_cell, printable, write_csv
 from cdgp.inference import Detector, Prediction, Region
 from cdgp.metrics.ranking import Measure, image_auroc, pixel_auroc
 from cdgp.metrics.regions import aupro
-from cdgp.metrics.reliability import expected_calibration_error, overkill_and_escape
+from cdgp.metrics.reliability import (
+    Decisions,
+    at_rate,
+    calibration_error_interval,
+    expected_calibration_error,
+    overkill_and_escape,
+)
+
+RATES = {"overkill": ("false_rejects", "good"), "escape": ("misses", "defective")}
+"""The count and the label of each rate."""
+
+COLUMNS = (
+    "image", "split", "label", "pred_score", "pred_label", "regions", "warnings", "run_id",
+)  # fmt: skip
+"""Of ``scores.csv``."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +67,49 @@ class ScoredImage:
 
 
 class MapFile:
-    """Maps of many images in one temporary file: memory does not grow with their number."""
+    """Maps of many images in one temporary file: memory does not grow with their number.
 
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="cdgp-maps-")  # noqa: SIM115
+    Args:
+        folder: where it lies, without a name that anything shows; that of TMPDIR where None.
+
+    Raises:
+        OutputError: there is no such place, or no room in it.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._place = folder
         self._shapes: list[tuple[int, ...]] = []
+        with self._output_errors():
+            self._file = tempfile.TemporaryFile(prefix=".cdgp-maps-", dir=folder)  # noqa: SIM115
 
     def append(self, anomaly_map: NDArray[np.float32]) -> None:
-        self._file.write(np.ascontiguousarray(anomaly_map, dtype=np.float32).tobytes())
+        with self._output_errors():
+            self._file.write(np.ascontiguousarray(anomaly_map, dtype=np.float32).tobytes())
         self._shapes.append(anomaly_map.shape)
 
+    @contextmanager
+    def _output_errors(self) -> Iterator[None]:
+        """Errors of the operating system as ours, with the name of the place."""
+        try:
+            yield
+        except OSError as error:
+            place = self._place or os.environ.get("TMPDIR") or "the folder of temporary files"
+            raise OutputError(
+                f"{place}: the maps cannot be kept there until they are measured: "
+                f"{error.strerror or error}; make room, or set TMPDIR to a folder that has some "
+                "(float32 maps of all labelled images)"
+            ) from error
+
     def maps(self) -> list[NDArray[np.float32]]:
-        self._file.flush()
+        with self._output_errors():
+            self._file.flush()
         if not self._shapes:
             return []
-        flat = np.memmap(self._file, dtype=np.float32, mode="r")
+        try:
+            flat: NDArray[np.float32] = np.memmap(self._file, dtype=np.float32, mode="r")
+        except OSError:  # some shares map no file into memory
+            self._file.seek(0)
+            flat = np.fromfile(self._file, dtype=np.float32)
         ends = np.cumsum([h * w for h, w in self._shapes])
         parts = np.split(flat, ends[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
@@ -133,26 +177,105 @@ def odd_images(notes: dict[str, list[str]], samples: Sequence[Sample]) -> dict[s
     return {key: names for key, names in notes.items() if names}
 
 
-def image_metrics(rows: Sequence[ScoredImage], detector: Detector) -> dict[str, Any]:
-    """Image AUROC, calibration error, overkill and escape, with the counts."""
+def image_metrics(
+    rows: Sequence[ScoredImage], detector: Detector, groups: ArrayLike | None = None
+) -> dict[str, Any]:
+    """Image AUROC, calibration error, overkill and escape, with counts and intervals.
+
+    ``groups`` are (n,) numbers of the part that each image shows; each shows one of its own where
+    None. The calibration error is None where a class has a single part.
+    """
     scores = np.array([row.pred_score for row in rows], dtype=np.float64)
     labels = np.array([bool(row.defective) for row in rows], dtype=np.bool_)
+    decision = detector.card.decision
     # By the decisions: an image without content is rejected whatever its score.
     rejected = np.array([row.pred_label for row in rows], dtype=np.float64)
-    decisions = overkill_and_escape(rejected, labels, 0.5)
+    found = overkill_and_escape(rejected, labels, 0.5, groups)
     return {
-        "good": int((~labels).sum()),
-        "defective": int(labels.sum()),
+        "good": found.good,
+        "defective": found.defective,
+        "good_groups": found.good_groups,
+        "defective_groups": found.defective_groups,
         **_with_reason(
             "image_auroc", image_auroc(scores, labels, names=[row.name for row in rows])
         ),
-        **_with_reason("expected_calibration_error", expected_calibration_error(scores, labels)),
+        **_calibration_error(scores, labels, groups, decision.defect_rate, found),
         "threshold": detector.threshold,
-        "threshold_source": detector.card.decision.source,
-        "false_reject_bound": detector.card.decision.false_reject_bound,
-        **_with_reason("overkill", decisions.overkill),
-        **_with_reason("escape", decisions.escape),
+        "threshold_source": decision.source,
+        "false_reject_bound": decision.false_reject_bound,
+        "defect_rate": decision.defect_rate,
+        "defect_rate_source": decision.rate_source,
+        **_with_reason("overkill", found.overkill),
+        "false_rejects": found.false_rejects,
+        "overkill_interval": found.overkill_interval,
+        **_with_reason("escape", found.escape),
+        "misses": found.misses,
+        "escape_interval": found.escape_interval,
     }
+
+
+def _calibration_error(
+    scores: NDArray[np.float64],
+    labels: NDArray[np.bool_],
+    groups: ArrayLike | None,
+    defect_rate: float,
+    found: Decisions,
+) -> dict[str, Any]:
+    """The calibration error at these images' own share of defects, with its interval.
+
+    A set for evaluation rarely has as many defects as the line. At another rate the error would
+    measure that difference, so scores are brought to the set's share first.
+    """
+    name = "expected_calibration_error"
+    for word, number in (("good", found.good_groups), ("defective", found.defective_groups)):
+        if number < 2:
+            reason = f"no {word} image" if not number else f"a single group of {word} images"
+            return {name: None, f"{name}_reason": reason, f"{name}_interval": None}
+    share = float(labels.mean())
+    told = at_rate(scores, defect_rate, share)
+    return {
+        name: expected_calibration_error(told, labels).value,
+        f"{name}_interval": calibration_error_interval(told, labels, groups),
+        f"{name}_rate": share,
+    }
+
+
+def single_groups(rows: Sequence[ScoredImage], groups: ArrayLike) -> dict[str, list[str]]:
+    """Notes: the images of a label that has a single group, which figures then rest on."""
+    numbers, notes = np.asarray(groups), {}
+    for word, label in (("good", False), ("defective", True)):
+        places = [i for i, row in enumerate(rows) if row.defective is label]
+        if len(set(numbers[places].tolist())) == 1:
+            notes[f"a_single_{word}_part"] = [rows[i].name for i in places]
+    return notes
+
+
+def value_text(metrics: Mapping[str, Any], name: str) -> str:
+    """A metric for reading; what rests on a single part is a count, or has two digits."""
+    value = metrics.get(name)
+    if value is None:
+        return "–"
+    if name in RATES:
+        count, label = RATES[name]
+        if metrics.get(f"{label}_groups") == 1:
+            return f"{metrics[count]} of {metrics[label]}"
+        return f"{100 * value:.1f} %"
+    single = 1 in (metrics.get("good_groups"), metrics.get("defective_groups"))
+    return f"{value:.2f}" if name == "image_auroc" and single else f"{value:.4f}"
+
+
+def interval_text(metrics: Mapping[str, Any], name: str) -> str:
+    """The 95 % interval of a metric and the number of groups that it rests on; "" without one."""
+    ends = metrics.get(f"{name}_interval")
+    if ends is None:
+        return ""
+    low, high = ends
+    if name not in RATES:
+        groups = f"{metrics['good_groups']} good and {metrics['defective_groups']} defective groups"
+        return f"95 %: {low:.2f} to {high:.2f}, {groups}"
+    number = metrics[f"{RATES[name][1]}_groups"]
+    groups = f"{number} group" if number == 1 else f"{number} groups"
+    return f"95 %: {100 * low:.1f} to {100 * high:.1f} %, {groups}"
 
 
 def pixel_metrics(
@@ -177,20 +300,20 @@ def _with_reason(name: str, measure: Measure) -> dict[str, Any]:
     return entry
 
 
-def write_scores(path: Path, rows: Iterable[ScoredImage]) -> None:
-    """Write ``scores.csv``: name, split, label, score, decision, regions (JSON), warnings."""
+def write_scores(path: Path, rows: Iterable[ScoredImage], run_id: str) -> None:
+    """Write ``scores.csv``: a row an image, with its regions as JSON, its warnings, its run."""
     words = {True: "defective", False: "good", None: ""}
     cells = (
         (
-            printable(row.name),
+            path_cell(printable(row.name)),
             row.split or "",
             words[row.defective],
-            repr(row.pred_score),  # the shortest text that reads back as the same number
+            row.pred_score,  # as the shortest text that reads back as the same number
             words[row.pred_label],
             json.dumps([asdict(region) for region in row.regions]),
             printable("; ".join(row.warnings)),
+            run_id,
         )
         for row in rows
     )
-    header = ["image", "split", "label", "pred_score", "pred_label", "regions", "warnings"]
-    write_csv(path, header, cells)
+    write_csv(path, COLUMNS, cells)

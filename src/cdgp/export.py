@@ -24,12 +24,13 @@ from cdgp.data.manifest import Manifest, read_csv
 from cdgp.data.walk import Search, tell, walk_images
 from cdgp.errors import DataError, ModelFileError, OutputError, SettingsError
 from cdgp.files import digest, subsample_evenly
+from cdgp.locks import one_writer
 from cdgp.method.backbone import STRIDES
 from cdgp.method.network import Outputs
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import Settings
 from cdgp.progress import Progress
-from cdgp.run_folder import MANIFEST, check_writable, model_file
+from cdgp.run_folder import MANIFEST, check_one_run, check_writable, model_file, run_id_of
 from cdgp.runtimes import INPUT, require_package
 from cdgp.runtimes.card import card_of, to_metadata
 from cdgp.runtimes.onnx import OnnxRuntime
@@ -77,6 +78,7 @@ class ExportOptions:
         opset: ONNX operator set.
         int8: quantise the network to 8 bits, for OpenVINO; no tolerance holds then.
         overwrite: replace an earlier file.
+        defect_rate: that the graph's image score refers to; the model's own where None.
     """
 
     target: str
@@ -85,6 +87,7 @@ class ExportOptions:
     opset: int = OPSET
     int8: bool = False
     overwrite: bool = False
+    defect_rate: float | None = None
 
 
 class Source(NamedTuple):
@@ -124,11 +127,20 @@ def export(
         DataError: no images to compare on.
         ModelFileError: no such model, a graph that cannot be made, or numbers that are not those
             of torch.
-        OutputError: the file exists, or its place cannot be written.
+        OutputError: the file exists, its place cannot be written, or another process writes it.
     """
-    check_options(options)
+    with one_writer(options.out.parent, "export", "choose another --out", options.out):
+        check_options(options)
+        return _export(model, options, progress, images)
+
+
+def _export(
+    model: Path, options: ExportOptions, progress: Progress, images: Sequence[Path]
+) -> Exported:
     source = read_source(model, images)
     resized = with_input_size(source.model, options.input_size)
+    if options.defect_rate is not None:
+        resized = resized._replace(decision=resized.decision.at(options.defect_rate))
     reference = TorchRuntime(resized, torch.device("cpu"))
     with progress.phase("Export", 1) as advance:
         size, free = resized.settings.input_size, options.input_size == "free"
@@ -211,6 +223,7 @@ def read_source(path: Path, images: Sequence[Path] = ()) -> Source:
         compared = [sample.image for sample in samples]
         defective = [sample.defective for sample in samples]
         fitted = [sample.image for sample in manifest.of("fit")]
+    check_one_run(path, run_id_of(model.provenance))  # now: a training may have replaced some
     return Source(path, model, compared, defective, subsample_evenly(fitted, QUANTISATION_IMAGES))
 
 

@@ -1,5 +1,8 @@
 """From an image to a prediction: map at the image's own size, probability, decision, regions."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +16,37 @@ from cdgp import artifact
 from cdgp.data import images
 from cdgp.data.images import MIN_SIDE, no_content, to_input
 from cdgp.errors import ImageError, ModelFileError, SettingsError
-from cdgp.method.calibration import image_probability
+from cdgp.files import absolute, path_of
+from cdgp.method.calibration import BALANCED, ImageCalibrator, image_probability
 from cdgp.method.network import Outputs
 from cdgp.method.resize import upsample
 from cdgp.presets import Settings
 from cdgp.run_folder import model_file
 from cdgp.runtimes import EXPORTED, Runtime, open_exported
+from cdgp.runtimes.base import is_out_of_memory
 from cdgp.runtimes.card import Card, card_of
 from cdgp.runtimes.torch import TorchRuntime
 
 MAX_REGIONS = 100
 """An image has at most so many regions: those with the highest peaks."""
+TAKEN = (
+    "taken are a path (str or os.PathLike) and a NumPy array, (H, W) grey or (H, W, 3) RGB, of "
+    "uint8, uint16, or float in [0, 1]"
+)
+ADVICE = {
+    "PIL.": 'give np.asarray(image.convert("RGB")), or the path of its file',
+    "torch.": "give image.cpu().numpy(); of a tensor with its channels first, "
+    "image.permute(1, 2, 0).cpu().numpy()",
+    "numpy.ma.": "give image.filled(0), or another value for what is masked",
+    "builtins.list": "give np.asarray(image, np.uint8); several images are predicted one by one",
+    "builtins.tuple": "give np.asarray(image, np.uint8); several images are predicted one by one",
+    "builtins.byte": "write the content of an image file to a file and give its path",
+    "builtins.memoryview": "give np.asarray(image) where it holds pixels",
+    "builtins.NoneType": "cv2.imread, for one, gives it where it cannot read a file",
+    "_io.": "give the path of the file",
+    "tempfile.": "give the path of the file",
+}
+"""What to do instead, by how the name of a kind begins."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +71,14 @@ class Prediction:
 
     anomaly_map: NDArray[np.float32]
     """(H, W) of the original image; higher is more anomalous. Surprisal plus image_weight times
-    the log of ``pred_score``, in nats; comparable between all images of one model."""
+    the log of the image's probability at equal numbers of good and defective parts, in nats;
+    comparable between all images of one model, whatever the defect rate."""
     surprisal: NDArray[np.float32]
     """(H, W) of the original image; minus the log of the normal-tail probability, in nats, at
     least 0."""
     pred_score: float
-    """Calibrated probability that the part is defective, in [0, 1]."""
+    """Calibrated probability that the part is defective, in [0, 1]. It refers to a line with the
+    defect rate of the model's decision."""
     pred_label: bool
     """True where the part is called defective: ``pred_score`` is above the model's threshold, or
     the image holds nothing to see, as ``warnings`` then say."""
@@ -68,6 +93,10 @@ class Prediction:
 class Detector:
     """A trained model, ready to predict.
 
+    Safe in threads: one detector gives the same results in all of them. Safe after a fork, except
+    on a GPU. A detector that was loaded from a file can be sent to another process: it is loaded
+    there again, from the same file.
+
     Examples:
         >>> import cdgp                                              # doctest: +SKIP
         >>> detector = cdgp.load("runs/x/model.safetensors")         # doctest: +SKIP
@@ -79,6 +108,16 @@ class Detector:
         self.card = card
         self.runtime = runtime
         self._model = model
+        self._loaded_by: dict[str, Any] | None = None
+        """The arguments of ``load``; None where this was made in memory."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._loaded_by is None:
+            raise ModelFileError(
+                "a detector that was not loaded from a file cannot be sent to another process; "
+                "write the model, and load it there with cdgp.load"
+            )
+        return _load_again, (self._loaded_by, self.card.image)
 
     @classmethod
     def of(cls, model: artifact.Model, device: torch.device | None = None) -> "Detector":
@@ -109,6 +148,11 @@ class Detector:
         return self.card.decision.threshold
 
     @property
+    def coarse(self) -> bool:
+        """Whether the probability rests on a single part of a class, so that digits mean little."""
+        return self.card.image.rests_on_one
+
+    @property
     def colour_scale(self) -> tuple[float, float]:
         """Ends, in nats, of the one colour scale of all maps of this model: 0 and the largest
         surprisal that its normal pixels can show."""
@@ -119,58 +163,83 @@ class Detector:
         """A pixel belongs to a region when its surprisal, in nats, is above this."""
         return float(-np.log(self.settings.decision.region_level))
 
-    def predict(self, image: str | Path | NDArray[Any]) -> Prediction:
+    def predict(self, image: str | os.PathLike[str] | NDArray[Any]) -> Prediction:
         """Predict one image.
 
         Args:
-            image: a path, or an array as ``as_image`` takes it.
+            image: a path, or an array as ``as_image`` takes it. OpenCV's arrays are BGR, which
+                looks like RGB: give ``image[..., ::-1]``.
 
         Raises:
-            ImageError: a file that cannot be read, or an array of another kind.
+            ImageError: a file that cannot be read, an array or an object of another kind, too
+                little memory, or no finite result.
         """
-        return self.predict_pixels(*self.read_with_warnings(image))
+        pixels, warnings = self.read_with_warnings(image)
+        source = image if isinstance(image, str | os.PathLike) else None
+        return self.predict_pixels(pixels, warnings, source)
 
-    def read(self, image: str | Path | NDArray[Any]) -> NDArray[np.float32]:
+    def read(self, image: str | os.PathLike[str] | NDArray[Any]) -> NDArray[np.float32]:
         """An image as ``predict_pixels`` takes it: HWC float32 RGB in [0, 1], at its own size."""
         return self.read_with_warnings(image)[0]
 
     def read_with_warnings(
-        self, image: str | Path | NDArray[Any]
+        self, image: str | os.PathLike[str] | NDArray[Any]
     ) -> tuple[NDArray[np.float32], tuple[str, ...]]:
         """As ``read``, with what is in doubt about the colours of a file, in sentences."""
         white_level = self.settings.data.white_level
-        if isinstance(image, str | Path):
+        if isinstance(image, str | os.PathLike) and isinstance(path := os.fspath(image), str):
             first_page = self.settings.data.first_page
-            pixels, facts = images.read_with_facts(Path(image), white_level, first_page)
+            with memory_errors(path):
+                pixels, facts = images.read_with_facts(Path(path), white_level, first_page)
             return pixels, facts.warnings
-        return as_image(image, white_level), ()
+        with memory_errors("an array"):
+            return as_image(image, white_level), ()
 
     def predict_pixels(
-        self, pixels: NDArray[np.float32], warnings: tuple[str, ...] = ()
+        self,
+        pixels: NDArray[np.float32],
+        warnings: tuple[str, ...] = (),
+        source: object = None,
     ) -> Prediction:
         """Predict an image that is already read: HWC float32 RGB in [0, 1].
 
         An image that holds nothing to see is never called good, whatever its score.
-        ``warnings`` are those of ``read_with_warnings``.
+
+        Args:
+            pixels: as ``read_with_warnings`` gives them.
+            warnings: those of ``read_with_warnings``.
+            source: its path, with which an error begins; its size where None.
+
+        Raises:
+            ImageError: too little memory, or no finite result.
         """
-        nothing = no_content(pixels)
-        if self.settings.tile:
-            found = self._run_tiled(pixels)
-        else:
-            found = self.runtime.run(to_input(pixels, self.settings.input_size)[None])
-        native = (pixels.shape[0], pixels.shape[1])
-        surprisal = resize_map(found.surprisal[0].numpy(), native)
-        # From the pooled evidence and in float64, exactly as the threshold was set.
-        probability = float(image_probability(found.pooled, self.card.image)[0])
-        return Prediction(
-            anomaly_map=resize_map(found.anomaly_map[0].numpy(), native),
-            surprisal=surprisal,
-            pred_score=probability,
-            pred_label=bool(nothing) or probability > self.threshold,
-            regions=find_regions(surprisal, self.region_level),
-            pred_mask=surprisal > self.region_level,
-            warnings=(*warnings, nothing) if nothing else warnings,
-        )
+        size = f"{pixels.shape[1]} × {pixels.shape[0]} pixels"
+        name = f"an image of {size}" if source is None else f"{source} ({size})"
+        with memory_errors(name):
+            nothing = no_content(pixels)
+            if self.settings.tile:
+                found = self._run_tiled(pixels)
+            else:
+                found = self.runtime.run(to_input(pixels, self.settings.input_size)[None])
+            check_finite(found, name)
+            native = (pixels.shape[0], pixels.shape[1])
+            surprisal = resize_map(found.surprisal[0].numpy(), native)
+            decision = self.card.decision
+            # From the pooled evidence and in float64, exactly as the threshold was set.
+            balanced, score = (
+                float(image_probability(found.pooled, self.card.image, rate)[0])
+                for rate in (BALANCED, decision.defect_rate)
+            )
+            pred_score, pred_label = decision.told(balanced, score)
+            return Prediction(
+                anomaly_map=resize_map(found.anomaly_map[0].numpy(), native),
+                surprisal=surprisal,
+                pred_score=pred_score,
+                pred_label=bool(nothing) or pred_label,
+                regions=find_regions(surprisal, self.region_level),
+                pred_mask=surprisal > self.region_level,
+                warnings=(*warnings, nothing) if nothing else warnings,
+            )
 
     def _run_tiled(self, pixels: NDArray[np.float32]) -> Outputs:
         if not isinstance(self.runtime, TorchRuntime):
@@ -187,7 +256,33 @@ def resize_map(values: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np
     return found
 
 
-def load(path: str | Path, threads: int | None = None) -> Detector:
+@contextmanager
+def memory_errors(image: str) -> Iterator[None]:
+    """What any library raises where memory is short, as an ImageError that begins with a name."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ImageError(
+            f"{image}: needs more memory than there is; crop it, make it smaller, or use a machine "
+            "with more"
+        ) from error
+
+
+def check_finite(found: Outputs, image: str) -> None:
+    """Raise ImageError where a network's answer is no number: nothing can be told from it."""
+    odd = [name for name, part in found._asdict().items() if not bool(part.isfinite().all())]
+    if odd:
+        raise ImageError(
+            f"{image}: the model gives no finite number for it ({', '.join(odd)}), so that it can "
+            "be called neither good nor defective; if others fail too, train or export again"
+        )
+
+
+def load(
+    path: str | os.PathLike[str], threads: int | None = None, defect_rate: float | None = None
+) -> Detector:
     """Load a trained model from its file, from the folder of a run, or from an exported file.
 
     Args:
@@ -195,55 +290,115 @@ def load(path: str | Path, threads: int | None = None) -> Detector:
             ``.xml`` with its ``.bin``).
         threads: number that the runtime may use; its own choice where None. In torch this holds
             for the whole process.
+        defect_rate: share of defective parts on the line, which ``pred_score`` then refers to; the
+            model's own where None. No decision, map or order of images changes with it.
 
     Raises:
         ModelFileError: no such file, damaged, not ours, or of a newer version.
-        SettingsError: the runtime of an exported file is not installed, or ``threads`` < 1.
+        SettingsError: the runtime of an exported file is not installed, ``threads`` < 1, a defect
+            rate outside (0, 1), or arguments of another kind.
     """
-    if threads is not None and threads < 1:
-        raise SettingsError(f"threads = {threads}: at least one is needed")
-    path = Path(path)
-    if path.suffix in EXPORTED:
-        return Detector(*open_exported(path, threads))
-    if threads is not None:
-        torch.set_num_threads(threads)
-    return Detector.of(artifact.load(model_file(path)))
+    place = path_of(path, "the model")
+    if threads is not None and (type(threads) is not int or threads < 1):
+        raise SettingsError(f"threads = {threads!r}: a whole number of at least one is needed")
+    if place.suffix == ".bin":
+        raise ModelFileError(f"{place}: holds weights alone; give the .xml beside it")
+    if place.suffix.lower() in EXPORTED:
+        card, runtime = open_exported(place, threads)
+        if defect_rate is not None:
+            card = card._replace(decision=card.decision.at(defect_rate))
+        detector = Detector(card, runtime)
+    else:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        model = artifact.load(model_file(place))
+        if defect_rate is not None:
+            model = model._replace(decision=model.decision.at(defect_rate))
+        detector = Detector.of(model)
+    detector._loaded_by = {
+        "path": absolute(place), "threads": threads, "defect_rate": defect_rate,
+    }  # fmt: skip
+    return detector
 
 
-def as_image(array: NDArray[Any], white_level: int) -> NDArray[np.float32]:
-    """An array as HWC float32 RGB in [0, 1].
+def _load_again(arguments: dict[str, Any], image: ImageCalibrator) -> Detector:
+    detector = load(**arguments)
+    if detector.card.image != image:
+        raise ModelFileError(
+            f"{arguments['path']}: holds another model than the detector that was sent to this "
+            "process; load it anew"
+        )
+    return detector
+
+
+def as_image(array: Any, white_level: int) -> NDArray[np.float32]:
+    """An array as HWC float32 RGB in [0, 1], in memory of its own.
 
     Args:
-        array: (H, W) grey or (H, W, 3) RGB, uint8, uint16 up to the white level, or float in
-            [0, 1].
+        array: (H, W) or (H, W, 1) grey or (H, W, 3) RGB, uint8, uint16 up to the white level, or
+            float in [0, 1]; of any byte order and memory layout.
         white_level: the value that means white in uint16.
 
     Raises:
-        ImageError: another shape, type or range.
+        ImageError: no plain array, or of another shape, type or range.
     """
-    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] != 3):
-        raise ImageError(f"an array of shape {array.shape}: expected (H, W) grey or (H, W, 3) RGB")
-    if min(array.shape[:2]) < MIN_SIDE:
-        raise ImageError(
-            f"an array of {array.shape[1]} × {array.shape[0]} pixels: smaller than the least that "
-            f"can be scored, {MIN_SIDE} × {MIN_SIDE}"
-        )
-    if array.dtype == np.uint8:
+    array = _plain(array)
+    _check_shape(array.shape)
+    kind = array.dtype.kind
+    if (kind, array.dtype.itemsize) == ("u", 1):
         scale = 255
-    elif array.dtype == np.uint16:
+    elif (kind, array.dtype.itemsize) == ("u", 2):
         scale = white_level
-    elif np.issubdtype(array.dtype, np.floating):
+    elif kind == "f":
         scale = 1
     else:
-        raise ImageError(f"an array of {array.dtype}: expected uint8, uint16 or float in [0, 1]")
+        advice = "image.astype(np.uint8)" + (
+            " * 255" if kind == "b" else " where it holds 0 to 255"
+        )
+        raise ImageError(
+            f"an array of {array.dtype}: expected uint8, uint16 or float in [0, 1]; give {advice}"
+        )
     if not bool(np.isfinite(array).all()) or array.min() < 0 or array.max() > scale:
         raise ImageError(
             f"an array of {array.dtype} with values outside [0, {scale}] or not finite"
+            + ("; divide it by the value that means white" if kind == "f" else "")
         )
     pixels = array.astype(np.float32) / np.float32(scale)
-    if pixels.ndim == 2:
-        pixels = np.repeat(pixels[..., None], 3, axis=2)
-    return np.ascontiguousarray(pixels)
+    if pixels.ndim == 2 or pixels.shape[2] == 1:
+        pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
+    return np.ascontiguousarray(pixels, np.float32)
+
+
+def _plain(image: object) -> NDArray[Any]:
+    """An array of NumPy's own kind; ImageError, with a line that converts it, for all else."""
+    if isinstance(image, np.ndarray) and not isinstance(image, np.ma.MaskedArray):
+        return np.asarray(image)
+    kinds = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(image).__mro__]
+    advice = [text for kind in kinds for start, text in ADVICE.items() if kind.startswith(start)]
+    raise ImageError(
+        f"a {kinds[0].removeprefix('builtins.')} is no image: {TAKEN}; "
+        f"{advice[0] if advice else 'convert it with np.asarray'}"
+    )
+
+
+def _check_shape(shape: tuple[int, ...]) -> None:
+    if len(shape) == 4:
+        advice = "; several images are predicted one by one"
+    elif len(shape) == 3 and shape[2] == 4:
+        advice = "; leave its transparency out: image[..., :3]"
+    elif len(shape) == 3 and shape[0] in (1, 3):
+        advice = "; its channels come first: give image.transpose(1, 2, 0)"
+    else:
+        advice = ""
+    if len(shape) not in (2, 3) or (len(shape) == 3 and shape[2] not in (1, 3)):
+        raise ImageError(
+            f"an array of shape {shape}: expected (H, W) grey or (H, W, 3) RGB{advice}"
+        )
+    if min(shape[:2]) < MIN_SIDE:
+        raise ImageError(
+            f"an array of {shape[1]} × {shape[0]} pixels: smaller than the least that can be "
+            f"scored, {MIN_SIDE} × {MIN_SIDE}"
+        )
 
 
 def find_regions(surprisal: NDArray[np.float32], level: float) -> tuple[Region, ...]:

@@ -2,6 +2,10 @@
 
 An SQLite file beside the results. An image is added once its overlay is written. After a kill the
 images of the last second are missing, and are scored again.
+
+A second file names the image that is being worked on, so that an image that ends the process does
+not end every later one: at its third start it is listed as unreadable. It is written without
+waiting for the disk, since the death of a process loses nothing that it has written.
 """
 
 import json
@@ -14,19 +18,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cdgp.errors import ImageError, OutputError
+from cdgp.errors import OutputError
 from cdgp.evaluation import ScoredImage
-from cdgp.files import printable, write_csv
+from cdgp.files import path_cell, printable, write_csv
 from cdgp.inference import Region
-from cdgp.run_folder import LEDGER
+from cdgp.run_folder import LEDGER, WORKING
 
 COMMIT_SECONDS = 1.0
+MOST_ENDS = 2
+"""An image is not tried again after the process has ended so many times while it was in work. A
+single end may have had another reason."""
 LAYOUT = 3
 """Version of the tables; SQLite stores it as ``user_version``."""
 TABLES = (
     "CREATE TABLE cache_key (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE images (name BLOB PRIMARY KEY, path BLOB NOT NULL,"
     " score REAL, label INTEGER, regions TEXT, warnings TEXT, problem TEXT) WITHOUT ROWID",
+    "CREATE TABLE ends (name BLOB PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID",
     f"PRAGMA user_version = {LAYOUT}",
 )
 
@@ -46,8 +54,9 @@ class Ledger:
     """
 
     def __init__(self, folder: Path, cache_key: Mapping[str, str]) -> None:
-        self.path = folder / LEDGER
+        self.path, working = folder / LEDGER, folder / WORKING
         with self._output_errors():
+            self.path.touch()  # SQLite by itself would let the group read alone, whatever the umask
             self._rows = sqlite3.connect(self.path)
             begun = self._begin(cache_key)
         changed = [name for name, value in cache_key.items() if begun.get(name) != value]
@@ -58,6 +67,29 @@ class Ledger:
                 "resume, or start again with --overwrite"
             )
         self._saved = time.monotonic()
+        with self._output_errors():
+            self._count_end(working)
+            self._working = working.open("wb", buffering=0)
+
+    def _count_end(self, working: Path) -> None:
+        """Note in which image the process before this one has ended, if it did."""
+        name = working.read_bytes().partition(b"\0")[0] if working.is_file() else b""
+        if name and not self.has(os.fsdecode(name)):
+            self._rows.execute(
+                "INSERT INTO ends VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET count = count + 1",
+                (name,),
+            )
+            self._rows.commit()
+
+    def begin(self, name: str) -> bool:
+        """Note the image that is worked on from now on; False where it has ended two processes."""
+        ends = self._all("SELECT count FROM ends WHERE name = ?", os.fsencode(name))
+        if ends and ends[0][0] >= MOST_ENDS:
+            return False
+        with self._output_errors():
+            self._working.seek(0)
+            self._working.write(os.fsencode(name) + b"\0")  # what an earlier name leaves is behind
+        return True
 
     def _begin(self, cache_key: Mapping[str, str]) -> dict[str, str]:
         """Make the tables of a new file; returns the key that the file was begun with."""
@@ -120,10 +152,10 @@ class Ledger:
         for name, problem in self._each(query):
             yield os.fsdecode(name), problem
 
-    def write_unreadable(self, path: Path) -> None:
-        """Write ``unreadable.csv``: image, problem."""
-        rows = ((printable(name), problem) for name, problem in self.problems())
-        write_csv(path, ["image", "problem"], rows)
+    def write_unreadable(self, path: Path, run_id: str) -> None:
+        """Write ``unreadable.csv``: image, problem, run_id."""
+        rows = ((path_cell(printable(name)), problem, run_id) for name, problem in self.problems())
+        write_csv(path, ["image", "problem", "run_id"], rows)
 
     def add(self, row: ScoredImage) -> None:
         """Add an image whose files are written."""
@@ -133,9 +165,9 @@ class Ledger:
             row.name, row.path, row.pred_score, int(row.pred_label), regions, warnings, None
         )  # fmt: skip
 
-    def add_unreadable(self, name: str, path: Path, error: ImageError) -> None:
+    def add_unreadable(self, name: str, path: Path, problem: str) -> None:
         """Add an image that cannot be read, with the reason."""
-        self._put(name, path, None, None, None, None, printable(str(error)))
+        self._put(name, path, None, None, None, None, printable(problem))
 
     def forget_unreadable(self) -> None:
         """Remove the images that could not be read, so that they are tried again."""
@@ -149,7 +181,9 @@ class Ledger:
         self._saved = time.monotonic()
 
     def close(self) -> None:
-        """Save and close the file."""
+        """Save and close the files; the process did not end in an image."""
+        self._working.close()
+        (self.path.parent / WORKING).unlink(missing_ok=True)
         self.save()
         self._rows.close()
 
@@ -172,10 +206,10 @@ class Ledger:
 
     @contextmanager
     def _output_errors(self) -> Iterator[None]:
-        """Errors of SQLite (full disk, damaged file) as ours, with the file's name."""
+        """Errors of SQLite and the disk (full, damaged) as ours, with the file's name."""
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise OutputError(
                 f"{self.path}: cannot be used: {error}; repair that and resume, or start again "
                 "with --overwrite"

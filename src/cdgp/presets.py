@@ -160,9 +160,13 @@ class DecisionSettings(_Section):
     """From numbers to a decision."""
 
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """An image is called defective when its probability is above this."""
+    """An image is called defective when its probability is above this, stated as if good and
+    defective parts came in equal numbers: another ``defect_rate`` changes no decision."""
     max_false_rejects: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Sets the threshold so that at most this share of good parts is rejected."""
+    defect_rate: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of the parts on the line that are defective, which the probability refers to; where
+    None it is the share among the parts that training has."""
     region_level: Annotated[float, Field(gt=0, lt=1)] = 1e-4
     """Pixels whose normal-tail probability is below this form the reported regions."""
 
@@ -286,6 +290,8 @@ def read_settings(path: Path, /, **changes: Any) -> Settings:
         raise SettingsError(f"{path}: not a valid {kind} file: {error}") from error
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: holds a {type(values).__name__} where settings are expected")
+    if path.suffix == ".json":  # the run that a config.json is of is no setting
+        values.pop("run_id", None)
     preset = changes.get("preset") or values.get("preset", "lite")
     if "preset" in values and values["preset"] != preset:
         raise SettingsError(

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cdgp.files import visible
+
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
@@ -76,8 +78,10 @@ class Bars:
 
 
 def _advancing(bar: "RichProgress", task: "TaskID") -> Advance:
+    from rich.markup import escape
+
     def advance(note: str = "") -> None:
-        fields: dict[str, Any] = {"note": note} if note else {}
+        fields: dict[str, Any] = {"note": escape(visible(note))} if note else {}
         bar.update(task, advance=1, **fields)
 
     return advance

@@ -1,10 +1,12 @@
 """The folder of a run: every file name, what may be replaced, what resumes.
 
 `cdgp train` leaves a run; `cdgp evaluate`, `predict` and `check` leave results in folders of their
-own. Every file is written whole or not at all (see `files.atomic_write`).
+own. Every file is written whole or not at all (see `files.atomic_write`), by one process at a time
+(see `lock`).
 
 | Name                | What it holds                                            | Left by         |
 |---------------------|----------------------------------------------------------|-----------------|
+| `run.json`          | that this is a folder of ours: run id, command, version  | all             |
 | `model.safetensors` | the model: weights, calibration, threshold, settings     | train           |
 | `config.json`       | all settings in effect; `cdgp train --config` reads it   | train           |
 | `manifest.csv`      | every image: label, masks, group, split, SHA-256         | train           |
@@ -20,28 +22,38 @@ own. Every file is written whole or not at all (see `files.atomic_write`).
 | `unreadable.csv`    | images that could not be read, and why                   | predict         |
 | `checkpoints/`      | unfinished training; removed at its end                  | train           |
 | `unfinished.sqlite` | unfinished prediction; removed at its end                | predict         |
-| `.lock`             | held by the process that works in the folder, see `lock` | benchmark       |
+| `unfinished.image`  | the image that it works on; removed at its end           | predict         |
+| `.lock`             | held by the process that works in the folder             | all             |
+| `.lock.json`        | which process that is, since when                        | all             |
+| `.lock.soft`        | in place of `.lock` on a share without locks             | all             |
+
+Files of one run carry one run id: a column `run_id` of the tables, a key of the JSON files, the
+provenance of the model. Where model and manifest carry two, the folder is refused.
 
 Without a test part, a training leaves no scores, metrics, overlays and maps. `--resume` goes on
-from `checkpoints/` or `unfinished.sqlite`. `--overwrite` removes what an earlier run or prediction
-has left under these names, `overlays/`, `maps/` and `checkpoints/` with all they hold, and keeps
-every other file; `cdgp check --overwrite` replaces its own two files alone.
+from `checkpoints/` or `unfinished.sqlite`. `--overwrite` needs the `run.json` of an earlier run of
+the same command; it removes what that run has left, and keeps every other file, in `overlays/`,
+`maps/` and `checkpoints/` too.
 """
 
 import csv
 import json
 import os
 import re
-import shutil
+import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
 from cdgp.errors import DataError, OutputError, SettingsError
-from cdgp.files import absolute
+from cdgp.files import absolute, lies_in, write_text
+from cdgp.locks import HOLDER, LOCK, MARKER, one_writer
 from cdgp.presets import Settings, settings_from_json
 
+RUN = "run.json"
 MODEL = "model.safetensors"
 CONFIG = "config.json"
 MANIFEST = "manifest.csv"
@@ -57,17 +69,35 @@ REPORT = "report.html"
 UNREADABLE = "unreadable.csv"
 CHECKPOINTS = "checkpoints"
 LEDGER = "unfinished.sqlite"
-LOCK = ".lock"
+WORKING = "unfinished.image"
 
 RESULT_FOLDERS = (OVERLAYS, MAPS)
-RESULT_FILES = (
-    SCORES, METRICS, REPORT, SUSPECTS, CHECK, UNREADABLE, LEDGER, f"{LEDGER}-journal",
-)  # fmt: skip
-"""What ``remove_results`` removes, beside the two folders."""
+OWN_FOLDERS = (*RESULT_FOLDERS, CHECKPOINTS)
+OWN_FILES = {
+    "train": (MODEL, SCORES, METRICS, SUSPECTS, CHECK, LOG, MANIFEST, CONFIG, REPORT),
+    "predict": (SCORES, UNREADABLE, LEDGER, f"{LEDGER}-journal", WORKING, REPORT),
+    "evaluate": (SCORES, METRICS, REPORT),
+    "check": (CHECK, CHECK_PAGE),
+}
+"""What ``--overwrite`` removes after each command, beside what it has left in ``OWN_FOLDERS``."""
+KINDS = {
+    "train": "a training run", "predict": "a prediction", "evaluate": "an evaluation",
+    "check": "a data check", "benchmark": "a benchmark",
+}  # fmt: skip
+"""What ``run.json`` marks a folder as, by command."""
+RUN_FORMAT = "cdgp-run"
+RUN_ID = re.compile("[0-9a-f]{32}")
 LEFTOVER = re.compile(r"\..+(\.[^.]+)\.[a-z0-9_]{8}\1")
 """How ``atomic_write`` names what it has not finished: .NAME.SUFFIX.12345678.SUFFIX"""
 CHANGEABLE = ("decision.", "dual_gp.no_separation", "inference.")
 """Settings that --resume may change before the model is written: no weight depends on them."""
+
+
+class Started(NamedTuple):
+    """What ``run.json`` says of the folder that it lies in."""
+
+    run_id: str
+    command: str
 
 
 def model_file(path: Path) -> Path:
@@ -89,15 +119,125 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     return records
 
 
-def trained_on(model: Path) -> set[str]:
-    """Pixel digests of the images that a run or its model trained on; empty without a manifest."""
+def trained_on(model: Path, run_id: str | None) -> set[str]:
+    """Pixel digests of the images that a run or its model trained on; empty without a manifest.
+
+    Args:
+        model: the model file, an exported one, or the folder of a run.
+        run_id: of the model, None where it was written before there were any. A manifest of
+            another run is none of this model.
+    """
     table = model_file(model).parent / MANIFEST
-    if not table.is_file():
+    if run_id and _table_id(table) not in (None, run_id):
         return set()
-    # Not read_csv: the images need not be there any more.
-    with table.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-        rows = [row for row in csv.DictReader(file) if row.get("split") in ("fit", "calibration")]
-    return {row["pixel_sha256"] for row in rows if row.get("pixel_sha256")}
+    return {
+        row["pixel_sha256"]
+        for row in _table_rows(table)
+        if row.get("split") in ("fit", "calibration") and row.get("pixel_sha256")
+    }
+
+
+# Which run a file is of
+
+
+def start(folder: Path, command: str) -> str:
+    """Mark a folder as that of a new run of a command; returns the run id."""
+    remove_leftovers(folder)
+    record = {
+        "format": RUN_FORMAT,
+        "run_id": uuid.uuid4().hex,
+        "command": command,
+        "version": version("cdgp"),
+        "started": datetime.now().astimezone().isoformat(" ", "seconds"),
+    }
+    write_text(folder / RUN, json.dumps(record, indent=1) + "\n")
+    return str(record["run_id"])
+
+
+def go_on(folder: Path, command: str) -> str:
+    """The run id of a folder to go on in; a new one where it was begun before there were any."""
+    found = read_run(folder)
+    return found.run_id if found and found.command == command else start(folder, command)
+
+
+def read_run(folder: Path) -> Started | None:
+    """What ``run.json`` says; None where there is none, or one that no command of ours wrote."""
+    try:
+        record = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(record, dict) or record.get("format") != RUN_FORMAT:
+        return None
+    run_id, command = record.get("run_id"), record.get("command")
+    if not _is_run_id(run_id) or command not in KINDS:
+        return None
+    return Started(run_id, command)
+
+
+def check_one_run(model: Path, run_id: str | None) -> None:
+    """Check that a model in the folder of its run and the files beside it are of one run.
+
+    ``run_id`` is the model's own; None, and files without one, were written before there were any.
+
+    Raises:
+        DataError: they are of two.
+    """
+    path = model_file(model)
+    if path.name != MODEL or run_id is None:
+        return
+    run = read_run(path.parent)
+    config, _ = _read_config(path.parent / CONFIG)
+    beside = {
+        RUN: run.run_id if run and run.command == "train" else None,
+        CONFIG: config,
+        MANIFEST: _table_id(path.parent / MANIFEST),
+    }
+    for name, other in beside.items():
+        if other not in (None, run_id):
+            raise DataError(
+                f"{path.parent}: mixes two runs: {MODEL} is of run {run_id[:8]}, {name} of run "
+                f"{other[:8]}; copy the model alone into a folder of its own, or train again"
+            )
+
+
+def run_id_of(model: Mapping[str, Any]) -> str | None:
+    """The run id in a model's provenance; None where it was written before there were any."""
+    found = model.get("run_id")
+    return found if _is_run_id(found) else None
+
+
+def _is_run_id(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and RUN_ID.fullmatch(value) is not None
+
+
+def _table_rows(path: Path) -> Iterator[dict[str, str]]:
+    """The rows of a manifest, none where there is none; the images need not be there any more."""
+    if path.is_file():
+        with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+            yield from csv.DictReader(file)
+
+
+def _table_id(path: Path) -> str | None:
+    """The run id of a manifest; None where it has none."""
+    found = next(_table_rows(path), {}).get("run_id")
+    return found if _is_run_id(found) else None
+
+
+def _read_config(path: Path) -> tuple[str | None, str]:
+    """The run id of ``config.json``, None where it has none, and the settings as JSON."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return None, text
+    run_id = values.pop("run_id", None) if isinstance(values, dict) else None
+    return run_id if _is_run_id(run_id) else None, json.dumps(values)
+
+
+def write_config(folder: Path, settings: Settings, run_id: str) -> None:
+    """Write ``config.json``: all settings in effect, and the run id."""
+    record = settings.model_dump(mode="json") | {"run_id": run_id}
+    write_text(folder / CONFIG, json.dumps(record, indent=2) + "\n")
 
 
 # Starting and resuming a run
@@ -114,12 +254,68 @@ def check_startable(folder: Path, settings: Settings, resume: bool, overwrite: b
     with _output_errors(folder):
         if resume:
             _check_same_settings(folder, settings)
-        elif folder.exists() and any(folder.iterdir()) and not overwrite:
-            raise OutputError(
-                f"{folder}: exists and is not empty; choose another --out, go on with an "
-                "interrupted run with --resume, or replace it with --overwrite"
-            )
+            check_no_links(folder)
+        else:
+            more = "go on with an interrupted run with --resume, or replace it with --overwrite"
+            check_free(folder, "train", overwrite, more)
         check_writable(folder, folder)
+
+
+def check_free(folder: Path, command: str, overwrite: bool, more: str) -> None:
+    """Check that a command may start in a folder: it is new, empty, or holds what it may replace.
+
+    Args:
+        folder: it may be missing.
+        command: that starts.
+        overwrite: whether an earlier run of the command may be replaced.
+        more: what to do instead of choosing another folder, for the message.
+
+    Raises:
+        OutputError: it holds something else.
+    """
+    if not folder.exists() or not (names := _names(folder)):
+        return
+    found = read_run(folder)
+    trained = command != "train" and found is None and bool(names & {CONFIG, MODEL})
+    if trained or (found and found.command != command):
+        kind = KINDS["train" if found is None else found.command]
+        raise OutputError(f"{folder}: is the folder of {kind}; choose another --out")
+    if found and names == {RUN}:  # killed before it had done anything
+        return
+    if not overwrite:
+        raise OutputError(f"{folder}: exists and is not empty; choose another --out, {more}")
+    check_no_links(folder)
+    if found is not None:
+        return
+    # A training may begin beside files that it leaves alone, and replaces a report by name; no
+    # other file under one of its names is known to be its own.
+    taken = sorted(names & {*OWN_FILES["train"], *OWN_FOLDERS} - {REPORT})
+    if command == "train" and taken:
+        raise OutputError(
+            f"{folder}: holds {taken[0]} where a run keeps its own files, and no {RUN} that marks "
+            "it as a run of cdgp; choose another --out"
+        )
+    if command != "train":
+        raise OutputError(
+            f"{folder}: holds no {RUN} of cdgp {command}, so it is no earlier result to replace; "
+            "choose another --out"
+        )
+
+
+def check_no_links(folder: Path) -> None:
+    """Raise OutputError where a folder of a run's files is a link to another place."""
+    for name in OWN_FOLDERS:
+        if (folder / name).is_symlink():
+            raise OutputError(
+                f"{folder / name}: is a link, and no run writes or removes files through one; "
+                "remove the link, or choose another --out"
+            )
+
+
+def _names(folder: Path) -> set[str]:
+    """What a folder holds, beside locks and what a kill has left half written."""
+    found = {path.name for path in folder.iterdir()} - {LOCK, HOLDER, MARKER}
+    return {name for name in found if not LEFTOVER.fullmatch(name)}
 
 
 def check_writable(out: Path, folder: Path) -> None:
@@ -154,112 +350,134 @@ def check_same_data(folder: Path, manifest_sha256: str, finished: Mapping[str, A
         )
 
 
+# Replacing
+
+
 def clear(folder: Path) -> None:
-    """Make a run's folder, and remove the files of an earlier run; all other files stay."""
+    """Remove what the run of a folder has left there, its ``run.json`` last; all else stays.
+
+    Nothing is removed where no ``run.json`` of ours says which files those are.
+    """
     with _output_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / CONFIG).is_file():
+        found = read_run(folder)
+        if found is None:
             return
-        remove_results(folder)
-        for name in (MODEL, LOG):
+        remove_leftovers(folder)
+        for name in OWN_FILES[found.command]:
             (folder / name).unlink(missing_ok=True)
+        _remove_overlays(folder, found.run_id)
         remove_checkpoints(folder)
+        (folder / RUN).unlink()
+
+
+def _remove_overlays(folder: Path, run_id: str) -> None:
+    """Remove overlays and maps: those whose record has the run id."""
+    for here, _, names in os.walk(folder / OVERLAYS):
+        for record in (Path(here, name) for name in names if name.endswith(".json")):
+            if _record_id(record) != run_id:
+                continue
+            overlay = record.with_suffix(".png")
+            map_file = folder / MAPS / overlay.relative_to(folder / OVERLAYS).with_suffix(".npy")
+            for path in (overlay, map_file, record):
+                path.unlink(missing_ok=True)
+    for name in RESULT_FOLDERS:
+        _remove_empty(folder / name)
+
+
+def _record_id(path: Path) -> object:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record.get("run_id") if isinstance(record, dict) else None
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder and those in it, as far as they are empty."""
+    for here, _, _ in os.walk(folder, topdown=False):
+        with suppress(OSError):
+            Path(here).rmdir()
 
 
 def remove_checkpoints(folder: Path) -> None:
     """Remove what an unfinished training has saved."""
-    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    for path in (folder / CHECKPOINTS).glob("*.safetensors"):
+        path.unlink()
+    _remove_empty(folder / CHECKPOINTS)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of writes that a kill has cut off; everything else stays."""
+    places = [folder, *(p for name in OWN_FOLDERS for p in _folders(folder / name))]
+    for path in (path for place in places for path in place.glob(".*")):
+        if LEFTOVER.fullmatch(path.name) and path.is_file():
+            path.unlink()
+
+
+def _folders(place: Path) -> Iterator[Path]:
+    """A folder and those below it, without links."""
+    if not place.is_symlink():
+        yield from (Path(here) for here, _, _ in os.walk(place))
 
 
 # Results
 
 
-def make_results_folder(
-    folder: Path, overwrite: bool, read: Iterable[Path], resumable: bool = False
-) -> None:
-    """Make an output folder that is new or empty, or free it of earlier results with --overwrite.
+def make_results_folder(folder: Path, command: str, overwrite: bool, read: Iterable[Path]) -> str:
+    """Start a run of results in a folder that is new or empty, or free it with --overwrite.
 
     Args:
-        folder: to make.
-        overwrite: whether earlier results may be replaced.
+        folder: to start in; held by the caller.
+        command: ``predict`` or ``evaluate``.
+        overwrite: whether results of an earlier run of the command may be replaced.
         read: files and folders that are about to be read; they must not lie where results go.
-        resumable: whether the command can go on with an unfinished prediction.
+
+    Returns:
+        The run id.
 
     Raises:
         OutputError: it holds something else, or cannot be written.
     """
     check_not_replaced(folder, RESULT_FOLDERS, read)
     with _output_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        if not any(folder.iterdir()):
-            return
-        if (folder / CONFIG).exists() or (folder / MODEL).exists():
-            raise OutputError(f"{folder}: is the folder of a training run; choose another --out")
-        unfinished = resumable and (folder / LEDGER).exists()
-        if not overwrite:
-            more = ", go on with what is unfinished there with --resume," if unfinished else ""
-            raise OutputError(
-                f"{folder}: exists and is not empty; choose another --out{more} or give --overwrite"
-            )
-        if not unfinished and not (folder / SCORES).exists():
-            raise OutputError(
-                f"{folder}: holds no {SCORES}, so it is no earlier result to replace; choose "
-                "another --out"
-            )
-        remove_results(folder)
+        unfinished = (folder / LEDGER).exists()
+        resume = "go on with what is unfinished there with --resume, " if unfinished else ""
+        check_free(folder, command, overwrite, f"{resume}or give --overwrite")
+        clear(folder)
+    return start(folder, command)
 
 
 def check_not_replaced(folder: Path, names: Collection[str], read: Iterable[Path]) -> None:
     """Raise OutputError where what is read lies in one of the sub-folders that are replaced."""
-    own = [absolute(folder / name) for name in names]
+    own = [folder / name for name in names if (folder / name).exists()]
+    if not own:
+        return
+    places: dict[Path, Path] = {}  # many images lie in few folders
     for path in read:
-        if any(path.is_relative_to(place) for place in own):
+        real = path.resolve() if path.is_symlink() else path
+        places.setdefault(real if real.is_dir() else real.parent, path)
+    for place, path in places.items():
+        if any(lies_in(place, other) for other in own):
             raise OutputError(
                 f"{folder}: holds {path} where a run keeps its own files; choose another --out"
             )
 
 
-def remove_results(folder: Path) -> None:
-    """Remove what an earlier scoring left in a folder; everything else stays."""
-    for name in RESULT_FILES:
-        (folder / name).unlink(missing_ok=True)
-    for name in RESULT_FOLDERS:
-        shutil.rmtree(folder / name, ignore_errors=True)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of writes that a kill has cut off; everything else stays."""
-    places = [folder.glob(".*"), *((folder / name).rglob(".*") for name in RESULT_FOLDERS)]
-    for path in (path for place in places for path in place):
-        if LEFTOVER.fullmatch(path.name) and path.is_file():
-            path.unlink()
-
-
 @contextmanager
-def lock(folder: Path, instead: str = "choose another --out") -> Iterator[None]:
-    """Hold a folder for this process, else OutputError; freed when the process ends."""
-    from filelock import FileLock, Timeout
-
-    with _output_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        held = FileLock(folder / LOCK, timeout=0)
-        try:
-            held.acquire()
-        except Timeout as error:
-            raise OutputError(
-                f"{folder}: another process is writing there; wait for it, or {instead}"
-            ) from error
-    try:
+def lock(folder: Path, command: str = "", instead: str = "choose another --out") -> Iterator[None]:
+    """Hold a folder for this call, else OutputError; see ``locks.one_writer``."""
+    with one_writer(folder, command, instead):
         yield
-    finally:
-        held.release()
 
 
 def _check_same_settings(folder: Path, settings: Settings) -> None:
-    config = folder / CONFIG
-    if not config.is_file():
+    config, run = folder / CONFIG, read_run(folder)
+    if not config.is_file() or (run and run.command != "train"):
         raise OutputError(f"{folder}: holds no run to resume; leave --resume out to start one")
-    started = settings_from_json(config.read_text(encoding="utf-8"), str(config))
+    run_id, text = _read_config(config)
+    if run and run_id not in (None, run.run_id):
+        raise DataError(f"{folder}: mixes two runs ({RUN}, {CONFIG}); start again with --overwrite")
+    started = settings_from_json(text, str(config))
     changed = sorted(_differences(started.model_dump(), settings.model_dump()))
     if not (folder / MODEL).is_file():
         changed = [key for key in changed if not key.startswith(CHANGEABLE)]

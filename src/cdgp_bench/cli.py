@@ -52,7 +52,7 @@ def benchmark(
     """
     from cdgp_bench.page import render
     from cdgp_bench.rows import run_name
-    from cdgp_bench.run import Place, run_plan
+    from cdgp_bench.run import Place, held, run_plan
 
     chosen = _chosen_plan(plan, weights, show_list)
     if chosen is None:
@@ -61,8 +61,9 @@ def benchmark(
     folder = out_folder or Path("runs") / chosen.name
     lines = (lambda line: None) if quiet else say
     place = Place(folder, checkpoints or folder / "checkpoints", bars(quiet), lines)
-    outcome = run_plan(chosen, place, known)
-    page = render(chosen, outcome.rows, outcome.costs, folder, outcome.failed)
+    with held(folder):
+        outcome = run_plan(chosen, place, known)
+        page = render(chosen, outcome.rows, outcome.costs, folder, outcome.failed)
     say(f"tables and figures: {page}")
     for row in outcome.failed:
         warn(f"failed: {run_name(row)}: {row['reason']}", error=True)
@@ -130,20 +131,18 @@ def bench_latency(
 
     from cdgp.errors import OutputError
     from cdgp.files import write_text
+    from cdgp.run_folder import lock
     from cdgp_bench.measure.latency import measure, plot
 
     _require("bench-latency", ["matplotlib"])
     places = out_folder / "latency.json", out_folder / "latency.png"
-    for place in places:
-        if place.exists() and not overwrite:
-            raise OutputError(f"{place}: exists; choose another --out or give --overwrite")
-    try:
-        out_folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{out_folder}: cannot be written: {error.strerror}") from error
-    found = measure(models, threads, runs, bars(quiet))
-    write_text(places[0], json.dumps(found, indent=1) + "\n")
-    plot(found, places[1])
+    with lock(out_folder, "bench-latency"):
+        for place in places:
+            if place.exists() and not overwrite:
+                raise OutputError(f"{place}: exists; choose another --out or give --overwrite")
+        found = measure(models, threads, runs, bars(quiet))
+        write_text(places[0], json.dumps(found, indent=1) + "\n")
+        plot(found, places[1])
     _print_latency(found["files"])
     say(f"written: {places[0]}, {places[1]}")
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from cdgp.files import text_cell
 from cdgp_bench.statistics import Summary
 
 
@@ -133,7 +134,7 @@ def comma_separated(table: Table) -> str:
     head = [table.head[0], "block"]
     for name, is_measured in zip(table.head[1:], measured, strict=True):
         head += [name, f"{name} std", f"{name} seeds"] if is_measured else [name]
-    writer.writerow(head)
+    writer.writerow([text_cell(name) for name in head])
     for row in table.rows:
         cells: list[Any] = [row.label, row.block]
         for cell, is_measured in zip(row.cells, measured, strict=True):
@@ -141,5 +142,5 @@ def comma_separated(table: Table) -> str:
                 cells += [100 * cell.mean, "" if cell.std is None else 100 * cell.std, cell.seeds]
             else:
                 cells += [cell or ""] + (["", ""] if is_measured else [])
-        writer.writerow(cells)
+        writer.writerow([text_cell(cell) if isinstance(cell, str) else cell for cell in cells])
     return text.getvalue()

@@ -270,6 +270,9 @@ def variant_settings(
     if preset == "lite":
         chosen = merged(chosen, method.lite)
     chosen = merged(chosen, variant.changes)
-    # A training that does not separate the labels is scored and flagged, never dropped.
-    chosen = merged(chosen, {"dual_gp": {"no_separation": "flag"}})
+    # A training that does not separate the labels is scored and flagged, never dropped. Rows hold
+    # calibration errors of probabilities at equal numbers of good and defective parts.
+    chosen = merged(
+        chosen, {"dual_gp": {"no_separation": "flag"}, "decision": {"defect_rate": 0.5}}
+    )
     return settings(preset, seed=seed, input_size=input_size, **chosen)

@@ -25,6 +25,10 @@ BUDGETS = (1, 2, 4, 8, 16)
 """The paper's numbers of defective training images, besides all of them."""
 
 
+REPORTED_SEEDS = (0, 1, 2)
+"""The seeds of all ready plans, so of every test part that a result reports."""
+
+
 class SplitKey(NamedTuple):
     """Names one prepared split."""
 
@@ -121,6 +125,31 @@ def prepare(
     check_overlaps(manifest)
     names = tuple(manifest.name(s.image) for s in chosen)
     return Prepared(dataset, category, seed, budget, manifest, names)
+
+
+def ranking_split(
+    images: Manifest, data: DataSettings, seed: int, reported: Sequence[int] = REPORTED_SEEDS
+) -> Manifest:
+    """Fit and calibration images to rank settings on, outside the test part of every reported seed.
+
+    Test parts of several seeds overlap with each other's training parts, so a choice made on one
+    seed's calibration images has seen images that another seed reports on. All of them, and whole
+    groups with them, are left out here.
+
+    Args:
+        images: digested; a stated test part is that of every seed.
+        data: the fractions of the reported splits.
+        seed: of the division into fit and calibration.
+        reported: seeds of the test parts to stay out of.
+
+    Raises:
+        DataError: what remains lacks a class.
+    """
+    fractions = (data.test_fraction, data.calibration_fraction)
+    tested = {s.image for r in reported for s in split(images, r, *fractions, ()).of("test")}
+    rest = tuple(s for s in images.samples if s.image not in tested)
+    needed = ("fit", "calibration")
+    return split(replace(images, samples=rest), seed, 0, data.calibration_fraction, needed)
 
 
 def permuted(manifest: Manifest, key: str) -> tuple[Sample, ...]:

@@ -4,14 +4,15 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cdgp.errors import CdgpError
+from cdgp.errors import CdgpError, OutputError
 from cdgp.method.build import pretrained_encoder
 from cdgp.progress import Progress
-from cdgp.run_folder import lock
+from cdgp.run_folder import KINDS, go_on, lock, read_run
 from cdgp_bench.errors import NotRunError
 from cdgp_bench.grid import METHODS, Run, Variant, budgets_of, variants_of
 from cdgp_bench.measure.complexity import measured
@@ -64,21 +65,37 @@ class Place(NamedTuple):
 def run_plan(plan: Plan, place: Place, reuse: Sequence[Path] = ()) -> Outcome:
     """Compute the rows that are missing; a run that fails does not stop the others.
 
+    The caller holds ``place.out``, see ``held``.
+
     Raises:
         DataError: images that cannot be used, before anything is trained.
         OutputError: the rows in ``place.out`` were made with other settings or images.
     """
-    with lock(place.out, "choose another --out and share --checkpoints"):
-        for name in plan.datasets:
-            # Weights that cannot be had are an error now, not one in every run.
-            pretrained_encoder(plan.settings_of(name, Variant("", plan.methods[0]), 0))
-        prepared = prepare_all(plan, place.out, place.progress, place.say)
-        rows = compute_rows(plan, prepared, place, reuse)
-        failed = [row for row in rows if row["status"] == "failed"]
-        failed += save_examples(plan, prepared, place)
-        costs = measure_costs(plan, prepared, place)
-        failed += [row for row in costs if row["status"] == "failed"]
-        return Outcome(rows, [row for row in costs if row["status"] == "ok"], failed)
+    for name in plan.datasets:
+        # Weights that cannot be had are an error now, not one in every run.
+        pretrained_encoder(plan.settings_of(name, Variant("", plan.methods[0]), 0))
+    prepared = prepare_all(plan, place.out, place.progress, place.say)
+    rows = compute_rows(plan, prepared, place, reuse)
+    failed = [row for row in rows if row["status"] == "failed"]
+    failed += save_examples(plan, prepared, place)
+    costs = measure_costs(plan, prepared, place)
+    failed += [row for row in costs if row["status"] == "failed"]
+    return Outcome(rows, [row for row in costs if row["status"] == "ok"], failed)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the folder of a plan for this call, and mark it as one.
+
+    Raises:
+        OutputError: another process works there, or it is the folder of another command.
+    """
+    with lock(folder, "benchmark", "choose another --out and share --checkpoints"):
+        found = read_run(folder)
+        if found and found.command != "benchmark":
+            raise OutputError(f"{folder}: is the folder of {KINDS[found.command]}; choose another")
+        go_on(folder, "benchmark")
+        yield
 
 
 def compute_rows(

@@ -1,7 +1,13 @@
 """Prediction at the image's own size, regions, arrays against files."""
 
+import io
+import os
+import pickle
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +17,16 @@ from PIL import Image
 from scipy import ndimage
 from tests.cdgp.data.profiles import png_with
 from tests.helpers import noise_image
+from tests.refused import rows
 
 import cdgp
+from cdgp import artifact
 from cdgp.data.manifest import Manifest
-from cdgp.errors import ImageError
+from cdgp.errors import ImageError, ModelFileError, SettingsError
 from cdgp.inference import Detector, as_image, find_regions, resize_map
+from cdgp.method.network import Outputs
 from cdgp.workflows import Run
+from cdgp_bench.studies.refused import Row
 
 
 @pytest.mark.parametrize("size", [(96, 40), (40, 96), (64, 64), (63, 97), (8, 300)])
@@ -79,11 +89,12 @@ def test_from_predict_to_torch_are_at_most_four_frames_of_our_own(
 
 
 def test_final_map_is_surprisal_plus_image_term(tiny_run: Run) -> None:
+    detector = cdgp.load(tiny_run.folder or "", defect_rate=0.5)
     noise = np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)
-    prediction = tiny_run.detector.predict(noise)
-    term = tiny_run.detector.settings.calibration.image_weight * np.log(prediction.pred_score)
+    prediction = detector.predict(noise)
+    term = detector.settings.calibration.image_weight * np.log(prediction.pred_score)
     np.testing.assert_allclose(prediction.anomaly_map - prediction.surprisal, term, atol=1e-4)
-    assert prediction.pred_label == (prediction.pred_score > tiny_run.detector.threshold)
+    assert prediction.pred_label == (prediction.pred_score > detector.threshold)
     assert prediction.warnings == ()
 
 
@@ -154,3 +165,185 @@ def test_regions_against_a_plain_reading() -> None:
     assert find_regions(np.zeros((5, 5), np.float32), 1.0) == ()
     diagonal = np.eye(4, dtype=np.float32) * 3
     assert len(find_regions(diagonal, 1.0)) == 1, "8-connected"
+
+
+PIXELS = np.random.default_rng(7).integers(0, 255, (40, 50, 3), np.uint8)
+
+
+@dataclass
+class PathLike:
+    """Another library's path."""
+
+    path: str | bytes
+
+    def __fspath__(self) -> str | bytes:
+        return self.path
+
+
+def saved(folder: Path) -> Path:
+    Image.fromarray(PIXELS).save(folder / "a.png")
+    return folder / "a.png"
+
+
+def mapped(folder: Path) -> NDArray[np.uint8]:
+    np.save(folder / "a.npy", PIXELS)
+    found: NDArray[np.uint8] = np.load(folder / "a.npy", mmap_mode="r")
+    assert isinstance(found, np.memmap)
+    return found
+
+
+def read_only() -> NDArray[np.uint8]:
+    pixels = PIXELS.copy()
+    pixels.flags.writeable = False
+    return pixels
+
+
+FIELDS = [("r", "u1"), ("g", "u1"), ("b", "u1")]
+MAKERS: dict[str, Callable[[Path], object]] = {
+    "pil": lambda _: Image.fromarray(PIXELS),
+    "tensor": lambda _: torch.from_numpy(PIXELS).permute(2, 0, 1),
+    "list": lambda _: PIXELS.tolist(),
+    "paths": lambda folder: [saved(folder)],
+    "bytes": lambda folder: saved(folder).read_bytes(),
+    "bytearray": lambda folder: bytearray(saved(folder).read_bytes()),
+    "memoryview": lambda _: memoryview(PIXELS),
+    "none": lambda _: None,
+    "memory-file": lambda folder: io.BytesIO(saved(folder).read_bytes()),
+    "open-file": lambda folder: saved(folder).open("rb"),
+    "bytes-path": lambda folder: os.fsencode(saved(folder)),
+    "empty-path": lambda _: "",
+    "nul-path": lambda _: "a\0.png",
+    "masked": lambda _: np.ma.masked_greater(PIXELS, 200),
+    "structured": lambda _: PIXELS.view(FIELDS)[..., 0],
+    "object": lambda _: PIXELS.astype(object),
+    "complex": lambda _: PIXELS.astype(complex),
+    "int64": lambda _: PIXELS.astype(np.int64),
+    "bool": lambda _: PIXELS > 100,
+    "float-255": lambda _: PIXELS.astype(np.float32),
+    "nan": lambda _: np.where(PIXELS > 250, np.nan, PIXELS / 255),
+    "channels-first": lambda _: PIXELS.transpose(2, 0, 1),
+    "batch": lambda _: PIXELS[None],
+    "rgba": lambda _: np.dstack([PIXELS, PIXELS[..., :1]]),
+    "empty": lambda _: PIXELS[:0],
+    "scalar": lambda _: np.array(3),
+    "one-channel": lambda _: PIXELS[..., :1],
+    "big-endian": lambda _: (PIXELS.astype(np.uint16) * 257).astype(">u2"),
+    "half": lambda _: (PIXELS / 255).astype(np.float16),
+    "double": lambda _: PIXELS / 255,
+    "mirrored": lambda _: PIXELS[::-1, ::-1],
+    "fortran": lambda _: np.asfortranarray(PIXELS),
+    "read-only": lambda _: read_only(),
+    "mapped": mapped,
+    "path-like": lambda folder: PathLike(str(saved(folder))),
+    "load-none": lambda _: None,
+    "load-bytes": lambda folder: saved(folder).read_bytes(),
+    "load-threads": lambda _: "2",
+    "fit-none": lambda _: None,
+    "fit-out": lambda _: 3,
+    "fit-settings": lambda _: {"seed": 1},
+}
+CALLS: dict[str, Callable[[Any], object]] = {
+    "load-none": cdgp.load,
+    "load-bytes": cdgp.load,
+    "load-threads": lambda given: cdgp.load("a.onnx", threads=given),
+    "fit-none": cdgp.fit,
+    "fit-out": lambda given: cdgp.fit("parts", given),
+    "fit-settings": lambda given: cdgp.fit("parts", settings=given),
+}
+"""Of the rows that are given to something else than ``Detector.predict``."""
+EXPECTED = {"one-channel": PIXELS[..., [0, 0, 0]], "mirrored": PIXELS[::-1, ::-1]}
+"""The 8-bit image that an array means, where it is not ``PIXELS``."""
+
+
+@rows("python", MAKERS)
+def test_every_row(tiny_run: Run, tmp_path: Path, row: Row) -> None:
+    given: Any = MAKERS[row.id](tmp_path)
+    if row.result == "read":
+        before = given.copy() if isinstance(given, np.ndarray) else given
+        found = tiny_run.detector.read(given)
+        expected = EXPECTED.get(row.id, PIXELS) / 255
+        np.testing.assert_allclose(found, expected, atol=5e-4 if row.id == "half" else 1e-6)
+        assert found.dtype == np.float32 and found.flags.c_contiguous
+        assert 0 <= tiny_run.detector.predict(given).pred_score <= 1
+        np.testing.assert_array_equal(given, before)
+        return
+    call = CALLS.get(row.id, tiny_run.detector.predict)
+    with pytest.raises(SettingsError if row.id in CALLS else ImageError) as raised:
+        call(given)
+    assert row.says in str(raised.value)
+
+
+@pytest.mark.parametrize("name", Outputs._fields)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_never_good(
+    tiny_run: Run, monkeypatch: pytest.MonkeyPatch, name: str, value: float, tmp_path: Path
+) -> None:
+    detector = tiny_run.detector
+    plain = detector.runtime.run
+
+    def spoilt(images: torch.Tensor) -> Outputs:
+        found = plain(images)
+        part = getattr(found, name).clone()
+        part.view(-1)[-1] = value
+        return found._replace(**{name: part})
+
+    monkeypatch.setattr(detector.runtime, "run", spoilt)
+    with pytest.raises(ImageError, match=rf"^an image of 50 × 40 pixels: .*\({name}\)"):
+        detector.predict(PIXELS)
+    with pytest.raises(ImageError, match=r"a\.png \(50 × 40 pixels\): the model gives no finite"):
+        detector.predict(saved(tmp_path))
+    monkeypatch.undo()
+    assert detector.predict(PIXELS).pred_label in (True, False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to"),
+        RuntimeError("not enough memory: you tried to allocate 9 bytes."),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"),
+        Exception("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : std::bad_alloc"),
+        RuntimeError("Exception from src/inference: Failed to allocate 9 bytes of memory"),
+    ],
+)
+def test_short_memory_is_an_error_of_the_image(
+    tiny_run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def short(images: torch.Tensor) -> Outputs:
+        raise error
+
+    monkeypatch.setattr(tiny_run.detector.runtime, "run", short)
+    with pytest.raises(ImageError, match="50 × 40 pixels: needs more memory than there is"):
+        tiny_run.detector.predict(PIXELS)
+
+
+def test_other_errors_stay_what_they_are(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(images: torch.Tensor) -> Outputs:
+        raise RuntimeError("a shape that does not fit")
+
+    monkeypatch.setattr(tiny_run.detector.runtime, "run", broken)
+    with pytest.raises(RuntimeError, match="does not fit"):
+        tiny_run.detector.predict(PIXELS)
+
+
+def test_a_detector_of_a_file_is_loaded_again_elsewhere(
+    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelFileError, match="not loaded from a file"):
+        pickle.dumps(tiny_run.detector)
+    assert tiny_run.folder is not None
+    (tmp_path / "m.safetensors").write_bytes((tiny_run.folder / "model.safetensors").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    sent = pickle.dumps(cdgp.load("m.safetensors"))
+    assert len(sent) < 10_000, "no weights travel"
+    monkeypatch.chdir("/")
+    again = pickle.loads(sent)
+    assert isinstance(again, Detector)
+    assert again.predict(PIXELS).pred_score == tiny_run.detector.predict(PIXELS).pred_score
+    other = tiny_run.detector.model
+    image = other.calibration.image._replace(centre=other.calibration.image.centre + 1)
+    changed = other._replace(calibration=other.calibration._replace(image=image))
+    artifact.save(tmp_path / "m.safetensors", changed)
+    with pytest.raises(ModelFileError, match="holds another model"):
+        pickle.loads(sent)

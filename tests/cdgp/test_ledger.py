@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cdgp.errors import ImageError, OutputError
+from cdgp.errors import OutputError
 from cdgp.evaluation import ScoredImage
 from cdgp.inference import Region
 from cdgp.ledger import Ledger
-from cdgp.run_folder import LEDGER
+from cdgp.run_folder import LEDGER, WORKING
 
 CACHE_KEY = {"model": "12", "--save-maps": "False"}
 
@@ -79,13 +79,13 @@ def test_a_kill_while_the_file_is_made_leaves_a_file_that_can_be_used(tmp_path: 
 def test_unreadable_images_are_listed_and_tried_again(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, CACHE_KEY)
     ledger.add(row("a.png"))
-    ledger.add_unreadable("z\udcff.png", Path("z"), ImageError("z\udcff.png: is empty"))
+    ledger.add_unreadable("z\udcff.png", Path("z"), "z\udcff.png: is empty")
     assert list(ledger.problems()) == [("z\udcff.png", "z\\udcff.png: is empty")]
-    ledger.write_unreadable(tmp_path / "unreadable.csv")
+    ledger.write_unreadable(tmp_path / "unreadable.csv", "12ab")
     with (tmp_path / "unreadable.csv").open() as file:
         assert list(csv.reader(file)) == [
-            ["image", "problem"],
-            ["z\\udcff.png", "z\\udcff.png: is empty"],
+            ["image", "problem", "run_id"],
+            ["z\\udcff.png", "z\\udcff.png: is empty", "12ab"],
         ]
     assert ledger.unreadable == 1 and len(ledger) == 1 and ledger.has("z\udcff.png")
     ledger.forget_unreadable()
@@ -98,3 +98,64 @@ def test_a_full_disk_is_an_error_with_the_files_name(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=rf"{LEDGER}: cannot be used: .*full"):
         for i in range(10_000):
             ledger.add(row(f"{i}.png"))
+
+
+def killed(ledger: Ledger) -> None:
+    """What is left when the process ends in the middle: nothing is saved or removed any more."""
+    ledger._rows.close()
+
+
+def test_an_image_that_ends_the_process_is_given_up_at_its_third_start(tmp_path: Path) -> None:
+    for _ in range(2):
+        ledger = Ledger(tmp_path, CACHE_KEY)
+        ledger.forget_unreadable()
+        assert ledger.begin("a long name/before.png")
+        ledger.add(row("a long name/before.png"))  # lost with the process, and begun again
+        assert ledger.begin("bad.png")
+        killed(ledger)
+    ledger = Ledger(tmp_path, CACHE_KEY)
+    assert ledger.begin("a long name/before.png") and not ledger.begin("bad.png")
+    ledger.add_unreadable("bad.png", Path("bad.png"), "the process ended twice")
+    ledger.close()
+    assert not (tmp_path / WORKING).exists()
+    again = Ledger(tmp_path, CACHE_KEY)
+    again.forget_unreadable()
+    assert not again.begin("bad.png"), "a later --resume does not die of it either"
+
+
+def test_one_end_and_any_number_of_stops_condemn_no_image(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, CACHE_KEY)
+    ledger.begin("a.png")
+    killed(ledger)
+    for _ in range(5):
+        ledger = Ledger(tmp_path, CACHE_KEY)
+        assert ledger.begin("a.png")
+        ledger.close()  # Ctrl-C, a full disk
+    ledger = Ledger(tmp_path, CACHE_KEY)
+    for name in ("a.png", "b.png"):  # two ends in two images
+        assert ledger.begin(name)
+        killed(ledger)
+        ledger = Ledger(tmp_path, CACHE_KEY)
+    assert not ledger.begin("a.png") and ledger.begin("b.png")
+
+
+def test_an_image_that_was_finished_and_saved_ended_nothing(tmp_path: Path) -> None:
+    for _ in range(3):
+        ledger = Ledger(tmp_path, CACHE_KEY)
+        assert ledger.begin("a.png")
+        ledger.add(row("a.png"))
+        ledger.save()
+        killed(ledger)
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o002], ids=oct)
+def test_the_umask_alone_sets_permissions(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        ledger = Ledger(tmp_path, CACHE_KEY)
+        ledger.begin("a.png")
+        for name in (LEDGER, WORKING):
+            assert (tmp_path / name).stat().st_mode & 0o777 == 0o666 & ~mask
+        ledger.close()
+    finally:
+        os.umask(before)

@@ -224,8 +224,9 @@ def test_openvino_stays_at_home(home: bool, exported: dict[str, Path], tmp_path:
     if home:
         (tmp_path / "home").mkdir()
         environment["HOME"] = str(tmp_path / "home")
-    command = [*COMMAND, "predict", exported["openvino"], image, "--out", tmp_path / "o", "--quiet"]
-    unshared = ["unshare", "--user", "--map-user=54321"]
+    arguments = (exported["openvino"], image, "--out", tmp_path / "o", "--quiet")
+    command = [*COMMAND, "predict", *map(str, arguments)]
+    unshared: list[str] = ["unshare", "--user", "--map-user=54321"]
     if home or subprocess.run([*unshared, "true"], check=False, capture_output=True).returncode:
         unshared = []  # a machine that forbids user namespaces
     found = subprocess.run(

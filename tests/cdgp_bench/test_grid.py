@@ -23,6 +23,19 @@ def test_settings_of_variants() -> None:
         assert len(set(names)) == len(names)
 
 
+def test_rows_hold_probabilities_at_equal_numbers_and_no_decision() -> None:
+    """So committed rows keep their digests, and their calibration errors what they refer to."""
+    for method in METHODS:
+        chosen = variant_settings(Variant("", method), "lite", 0, (64, 64), {})
+        assert chosen.decision.defect_rate == 0.5
+        decided = chosen.model_copy(
+            update={"decision": chosen.decision.model_copy(update={"defect_rate": 0.02})}
+        )
+        digests = {Run("d", "c", Variant("", method), 0, None, s).config_sha256
+                   for s in (chosen, decided)}  # fmt: skip
+        assert len(digests) == 1
+
+
 def test_options_take_part_in_the_rows_digest() -> None:
     chosen = variant_settings(Variant("", "padim"), "lite", 0, (64, 64), {})
     runs = [

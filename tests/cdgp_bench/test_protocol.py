@@ -18,7 +18,14 @@ from cdgp.evaluation import true_mask
 from cdgp.presets import DataSettings
 from cdgp.progress import Quiet
 from cdgp_bench import protocol
-from cdgp_bench.protocol import cached_digests, overlaps, prepare
+from cdgp_bench.plan import read_plan, ready_plans
+from cdgp_bench.protocol import (
+    REPORTED_SEEDS,
+    cached_digests,
+    overlaps,
+    prepare,
+    ranking_split,
+)
 from cdgp_bench.synthetic import make_dataset
 
 DATA = DataSettings()
@@ -139,6 +146,7 @@ def test_training_cannot_reach_masks_or_test_images(images: Manifest) -> None:
     part = prepare("d", "c", images, DATA, 0)
     assert {f.name for f in fields(WeakSplit)} == {
         "fit", "calibration", "train", "sha256", "good_fit_sha256", "own_calibration", "counts",
+        "fit_groups", "calibration_groups",
     }  # fmt: skip
     assert all(isinstance(n, int) for counts in part.weak.counts.values() for n in counts)
     assert {f.name for f in fields(WeakSample)} == {"image", "defective"}
@@ -252,3 +260,38 @@ def test_images_bound_by_group_and_pixels_move_together(tmp_path: Path) -> None:
         parts = {s.image: s.split for s in found.samples}
         if first.image in parts:
             assert parts[first.image] == parts[good.image] == parts[twin]
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_rankings_stay_outside_every_reported_test_part(images: Manifest, parts: int) -> None:
+    """Images and whole groups, for every seed to rank on; what remains is divided anew."""
+    grouped = replace(images, samples=tuple(
+        replace(s, group=f"{s.defective}{i // parts}") for i, s in enumerate(images.samples)
+    ))  # fmt: skip
+    reported = [prepare("d", "c", grouped, DATA, seed).manifest for seed in REPORTED_SEEDS]
+    tested = {s.image for part in reported for s in part.of("test")}
+    groups = {s.group for part in reported for s in part.of("test")}
+    kept = {s.image for s in grouped.samples} - tested
+    calibrating = set()
+    for seed in range(5):
+        found = ranking_split(grouped, DATA, seed)
+        assert {s.image for s in found.samples} == kept
+        assert not {s.group for s in found.samples} & groups
+        assert set(found.counts()) == {"fit", "calibration"} and found.has_calibration
+        calibrating.add(frozenset(s.image for s in found.of("calibration")))
+    assert len(calibrating) > 1
+    on_the_seed = {s.image for s in reported[0].of("calibration")}
+    assert on_the_seed & tested, "what rankings on a seed's own calibration images had seen"
+
+
+def test_every_ready_plan_reports_seeds_that_rankings_stay_out_of() -> None:
+    for name in ready_plans():
+        assert set(read_plan(name).seeds) <= set(REPORTED_SEEDS), name
+
+
+def test_a_stated_test_part_is_that_of_every_seed(images: Manifest) -> None:
+    stated = replace(images, samples=tuple(
+        replace(s, split="test" if i % 4 == 0 else "train") for i, s in enumerate(images.samples)
+    ))  # fmt: skip
+    found = ranking_split(stated, DATA, 0)
+    assert {s.image for s in found.samples} == {s.image for s in stated.of("train")}

@@ -9,6 +9,7 @@ from scipy.stats import mannwhitneyu
 from sklearn.metrics import roc_auc_score
 
 from cdgp.audit.types import Finding, Severity, Shortcut, count
+from cdgp.data.groups import group_members
 from cdgp.data.images import INVERTED, fitting_white_level
 from cdgp.data.manifest import Manifest
 from cdgp.data.scan import ImageStats, Scan
@@ -248,8 +249,12 @@ def format_value(fact: str, value: float) -> str:
     return f"{value:.4g}"
 
 
-def balance(manifest: Manifest) -> Iterable[Finding]:
-    """Whether there are enough groups of each class to train, calibrate and test on."""
+def balance(manifest: Manifest, joined: Manifest) -> Iterable[Finding]:
+    """Whether there are enough groups of each class to train, calibrate and test on.
+
+    ``joined`` is the manifest with near duplicates in one group; a bound on false rejects counts
+    those, and splits do not.
+    """
     for label, word in CLASSES.items():
         samples = [s for s in manifest.samples if s.defective == label and s.split != "test"]
         groups = len({s.group or s.pixel_sha256 for s in samples})
@@ -269,18 +274,21 @@ def balance(manifest: Manifest) -> Iterable[Finding]:
                 "probabilities and thresholds are coarse",
             )  # fmt: skip
         if not label and groups >= TOO_FEW and "calibration" not in manifest.counts():
-            yield _least_budget(manifest, len(samples))
+            yield _least_budget(joined)
 
 
-def _least_budget(manifest: Manifest, good: int) -> Finding:
-    """The least bound on false rejects that the good images outside test allow."""
+def _least_budget(joined: Manifest) -> Finding:
+    """The least bound on false rejects that the good parts outside test allow."""
     data = DataSettings()
-    kept = 1 if manifest.of("test") else 1 - data.test_fraction
-    calibrating = max(1, round(good * kept * data.calibration_fraction))
+    kept = 1 if joined.of("test") else 1 - data.test_fraction
+    good = [s for s in joined.samples if not s.defective and s.split != "test"]
+    parts = len(group_members(joined, good))
+    calibrating = max(1, round(parts * kept * data.calibration_fraction))
     return Finding(
         "false_reject_budget", "note",
-        f"with the default fractions about {calibrating} good images are set aside for "
-        f"calibration: --max-false-rejects can be {1 / (calibrating + 1):.2g} or more",
+        f"with the default fractions about {calibrating} of {parts} good parts (groups: images of "
+        "one part, equal images and near duplicates count once) are set aside for calibration: "
+        f"--max-false-rejects can be {1 / (calibrating + 1):.2g} or more",
     )  # fmt: skip
 
 

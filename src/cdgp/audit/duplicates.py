@@ -169,14 +169,17 @@ def alike_finding(
 
 
 def grouped(manifest: Manifest, audit: Audit) -> Manifest:
+    """``joined`` with the near duplicates of an audit."""
+    return joined(manifest, audit.near)
+
+
+def joined(manifest: Manifest, near: Sequence[Sequence[str]]) -> Manifest:
     """The manifest with each cluster of near duplicates as one group, joined with its own groups.
 
-    A joined group is named after its first image.
+    ``near`` holds the clusters, by name. A joined group is named after its first image.
     """
     position = {manifest.name(s.image): i for i, s in enumerate(manifest.samples)}
-    pairs = [
-        (position[first], position[other]) for first, *others in audit.near for other in others
-    ]
+    pairs = [(position[first], position[other]) for first, *others in near for other in others]
     first_of: dict[str, int] = {}
     for i, sample in enumerate(manifest.samples):
         if sample.group is not None:

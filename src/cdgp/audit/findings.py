@@ -26,6 +26,7 @@ def audit(scan: Scan, white_level: int, notices: Sequence[Notice] = ()) -> Audit
     """All findings of a data set; `notices` came up while its manifest was put together."""
     manifest, stats = scan.manifest, scan.stats
     near, alike = duplicates.near_duplicates(stats)
+    by_name = tuple(tuple(manifest.name(stats[i].sample.image) for i in c) for c in near)
     shortcuts = checks.shortcuts(stats)
     findings = [
         *checks.unreadable(scan),
@@ -38,7 +39,7 @@ def audit(scan: Scan, white_level: int, notices: Sequence[Notice] = ()) -> Audit
         *checks.files(manifest, stats, white_level),
         *checks.masks(manifest, stats),
         *checks.shortcut_findings(shortcuts),
-        *checks.balance(manifest),
+        *checks.balance(manifest, duplicates.joined(manifest, by_name)),
     ]
     if not any(f.severity == "error" for f in findings):
         findings += checks.unusable_split(manifest)
@@ -49,6 +50,6 @@ def audit(scan: Scan, white_level: int, notices: Sequence[Notice] = ()) -> Audit
         dict(sizes.most_common()),
         tuple(sorted(findings, key=lambda f: ORDER[f.severity])),
         tuple(shortcuts),
-        tuple(tuple(manifest.name(stats[i].sample.image) for i in c) for c in near),
+        by_name,
         RULES,
     )

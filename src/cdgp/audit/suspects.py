@@ -27,7 +27,7 @@ from sklearn.svm import SVC
 from cdgp.data.groups import group_numbers
 from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import Manifest, WeakSample
-from cdgp.files import printable, write_csv
+from cdgp.files import path_cell, printable, write_csv
 from cdgp.method.backbone import Encoder
 from cdgp.presets import Settings
 from cdgp.progress import Progress
@@ -81,20 +81,22 @@ def suspects(
     return sorted(found, key=lambda s: (-s.doubt, s.name))
 
 
-def write_suspects(path: Path, found: Sequence[Suspect]) -> None:
-    """``suspects.csv``: rank, image, split, label, probability of being defective, doubt."""
+def write_suspects(path: Path, found: Sequence[Suspect], run_id: str) -> None:
+    """``suspects.csv``: rank, image, split, label, probability of being defective, doubt, run."""
     rows = (
         (
             rank,
-            printable(s.name),
+            path_cell(printable(s.name)),
             s.split or "",
             "defective" if s.defective else "good",
             f"{s.probability:.6f}",
             f"{s.doubt:.6f}",
+            run_id,
         )
         for rank, s in enumerate(found, start=1)
     )
-    write_csv(path, ["rank", "image", "split", "label", "probability", "doubt"], rows)
+    header = ["rank", "image", "split", "label", "probability", "doubt", "run_id"]
+    write_csv(path, header, rows)
 
 
 def folds_of(label: NDArray[np.bool_], groups: NDArray[np.int64], seed: int) -> Folds:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import typer
 
 from cdgp.errors import CdgpError, SettingsError
+from cdgp.files import visible
 
 if TYPE_CHECKING:
     from cdgp.presets import Settings
@@ -23,13 +25,13 @@ SHOWN = 5
 
 
 def say(text: str) -> None:
-    """A line on standard output."""
-    typer.echo(text)
+    """A line on standard output; control characters are escaped."""
+    typer.echo(visible(text))
 
 
 def warn(text: str, error: bool = False) -> None:
-    """A line on standard error, red where it is an error and a terminal shows it."""
-    typer.secho(text, err=True, fg="red" if error else None)
+    """The same on standard error, red where it is an error and a terminal shows it."""
+    typer.secho(visible(text), err=True, fg="red" if error else None)
 
 
 def handle_errors(command: Callable[P, None]) -> Callable[P, None]:
@@ -127,6 +129,11 @@ def show_run(run: "Run") -> None:
     detector, folder = run.detector, run.folder
     for note in detector.card.image.notes:
         warn(f"note: {note}")
+    refers = f"probabilities refer to a line with {detector.card.decision.refers_to}"
+    if detector.settings.decision.defect_rate is None:
+        warn(f"note: {refers}; give --defect-rate where the line's own rate is known")
+    else:
+        say(refers)
     if detector.settings.calibration.tail == "counting" and (
         detector.region_level >= detector.colour_scale[1]
     ):
@@ -154,18 +161,17 @@ def show_metrics(metrics: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=f"On {escape(metrics['computed_on'])}", title_justify="left")
+    from cdgp.evaluation import interval_text, value_text
+
+    title = escape(visible(metrics["computed_on"]))
+    table = Table(title=f"On {title}", title_justify="left")
     table.add_column("metric")
     table.add_column("value", justify="right")
+    table.add_column("interval, or why there is none")
     for key in ("image_auroc", "pixel_auroc", "pixel_aupro_30", "pixel_aupro_05",
                 "expected_calibration_error", "overkill", "escape"):  # fmt: skip
-        value = metrics.get(key)
-        text = (
-            f"{value:.4f}"
-            if value is not None
-            else f"– ({escape(metrics.get(f'{key}_reason', ''))})"
-        )
-        table.add_row(key, text)
+        reason = escape(visible(metrics.get(f"{key}_reason", "")))
+        table.add_row(key, value_text(metrics, key), reason or interval_text(metrics, key))
     Console(highlight=False).print(table)
     for note, names in metrics.get("notes", {}).items():
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
@@ -186,3 +192,16 @@ def escape_unprintable() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure:
             reconfigure(errors="backslashreplace")
+
+
+class _Visible(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
+def show_warnings() -> None:
+    """Show the warnings of the log on standard error; control characters are escaped."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Visible("%(message)s"))
+    handler.setLevel(logging.WARNING)
+    logging.getLogger().addHandler(handler)

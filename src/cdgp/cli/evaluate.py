@@ -13,6 +13,7 @@ def evaluate(
     out_folder: options.ReportFolder = None,
     save_maps: options.SaveMaps = False,
     overwrite: options.Overwrite = False,
+    defect_rate: options.DefectRate = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Score labelled images and print the metrics.
@@ -32,7 +33,7 @@ def evaluate(
 
     done = evaluate_run(
         model, data, out_folder, good=good, defective=defective, save_maps=save_maps,
-        overwrite=overwrite, progress=bars(quiet),
+        overwrite=overwrite, defect_rate=defect_rate, progress=bars(quiet),
     )  # fmt: skip
     show_metrics(done.metrics)
     if done.folder is not None:

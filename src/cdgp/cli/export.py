@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cdgp.cli import options as shared
 from cdgp.cli.common import bars, handle_errors, parse_size, say
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def export(
         bool, typer.Option("--int8", help="Quantise to 8 bits (OpenVINO); the loss is measured.")
     ] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace the file.")] = False,
+    defect_rate: shared.DefectRate = None,
     quiet: Annotated[bool, typer.Option(help="No progress bars.")] = False,
 ) -> None:
     """Write a trained model as a file for onnxruntime or OpenVINO.
@@ -59,6 +61,7 @@ def export(
         OPSET if opset is None else opset,
         int8,
         overwrite,
+        defect_rate,
     )
     show_parity(write(model, options, bars(quiet), images or ()))
     say(f"written: {out}")

@@ -5,7 +5,13 @@ from typing import Annotated
 import typer
 
 from cdgp.cli.check import check
-from cdgp.cli.common import INTERRUPTED, escape_unprintable, handle_errors, say
+from cdgp.cli.common import (
+    INTERRUPTED,
+    escape_unprintable,
+    handle_errors,
+    say,
+    show_warnings,
+)
 from cdgp.cli.demo import demo
 from cdgp.cli.evaluate import evaluate
 from cdgp.cli.export import export
@@ -92,6 +98,7 @@ def options(
 def run() -> None:
     """Entry point of the ``cdgp`` command."""
     escape_unprintable()
+    show_warnings()
     try:
         app()
     except KeyboardInterrupt:  # before the command handles it

@@ -53,6 +53,13 @@ MaxFalseRejects = Annotated[
         "calibration images out of training."
     ),
 ]
+DefectRate = Annotated[
+    float | None,
+    typer.Option(
+        help="Share of the parts on the line that are defective, for example 0.02: what "
+        "P(defective) refers to. No decision changes with it."
+    ),
+]
 Weights = Annotated[
     str | None, typer.Option(help="Backbone weights: hub, bundled or a .safetensors file.")
 ]

@@ -14,14 +14,15 @@ def predict(
     save_maps: options.SaveMaps = False,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
+    defect_rate: options.DefectRate = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Score images with a trained model.
 
     Writes scores.csv, an overlay and a JSON file an image, and report.html. Images that cannot
-    be read are listed in unreadable.csv, the others are scored, and the exit code is 3. What is in
-    doubt about an image (no content, odd colours) is in the column warnings. What else lies in the
-    folders is named with its reason; label files beside images are not scored. Memory grows by a
+    be read are listed in unreadable.csv, the others are scored, and the exit code is 3. What else
+    lies in the folders is named with its reason; label files beside images are not scored. What is
+    in doubt about an image (no content, odd colours) is in the column warnings. Memory grows by a
     few hundred bytes an image at most. A prediction that was stopped goes on with
     --resume.
 
@@ -39,9 +40,12 @@ def predict(
 
     done = predict_folder(
         model, paths, out_folder, save_maps=save_maps, resume=resume, overwrite=overwrite,
-        progress=bars(quiet),
+        defect_rate=defect_rate, progress=bars(quiet),
     )  # fmt: skip
     say(f"{done.scored} scored, {done.rejected} called defective: {out_folder}")
+    say(f"probabilities refer to a line with {done.refers_to}")
+    for note in done.notes:
+        warn(f"note: {note}")
     for text in done.not_scored:
         warn(f"not scored: {text}")
     if done.warned:

@@ -13,6 +13,7 @@ def train(
     tile: options.Tile = False,
     seed: options.Seed = None,
     max_false_rejects: options.MaxFalseRejects = None,
+    defect_rate: options.DefectRate = None,
     weights: options.Weights = None,
     good: options.Good = None,
     defective: options.Defective = None,
@@ -33,6 +34,8 @@ def train(
 
       cdgp train parts --out runs/strict --max-false-rejects 0.02
 
+      cdgp train parts --out runs/line --defect-rate 0.02
+
       cdgp train parts --out runs/parts --resume
     """
     given = {
@@ -40,6 +43,7 @@ def train(
         "tile": True if tile else None,
         "seed": seed,
         "decision.max_false_rejects": max_false_rejects,
+        "decision.defect_rate": defect_rate,
         "calibration.pictures": "held_out" if max_false_rejects is not None else None,
         "backbone.weights": weights,
         "data.good": good,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from cdgp.data.manifest import Manifest, Sample
 from cdgp.errors import DataError
+
+if TYPE_CHECKING:
+    from cdgp.data.manifest import Manifest, Sample
 
 
 def connected(count: int, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:

@@ -13,7 +13,7 @@ from cdgp.data.pairing import only, pair_masks
 from cdgp.data.unread import unread
 from cdgp.data.walk import Notice, Search, Unused, first_names, is_junk_folder, tell, walk_images
 from cdgp.errors import DataError, OutputError
-from cdgp.files import absolute
+from cdgp.files import absolute, is_same, lies_in
 
 BESIDE = ("holder", "broken", "above", "locked", "hidden")
 """What is told of entries beside the bins; a README there is nobody's image."""
@@ -261,9 +261,9 @@ def check_outside(folder: Path, data: Path, good: str, defective: str) -> None:
     Raises:
         OutputError: The output folder is the data's, or lies where images or masks are read.
     """
-    source, target = absolute(data), absolute(folder)
+    source = absolute(data)
     home = source.parent if source.suffix.lower() == ".csv" else source
     layout = ("masks", "train", "test", "ground_truth")
     taken = [good, defective, *(name for name in layout if (home / name).is_dir())]
-    if target == home or any(target.is_relative_to(home / name) for name in taken):
+    if is_same(folder, home) or any(lies_in(folder, home / name) for name in taken):
         raise OutputError(f"{folder}: lies in the data that is read; choose another --out")

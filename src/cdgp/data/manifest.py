@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cdgp.data.groups import group_numbers
 from cdgp.errors import DataError
-from cdgp.files import absolute, write_text
+from cdgp.files import absolute, cell_text, path_cell, text_cell, write_text
 
 GOOD_WORDS = ("good", "normal", "ok", "pass", "0", "false")
 DEFECTIVE_WORDS = (
@@ -71,6 +72,19 @@ class WeakSplit:
     """Whether the calibration images are set aside, and are not the training images."""
     counts: dict[str, tuple[int, int]]
     """(good, defective) by split, of the whole manifest."""
+    fit_groups: tuple[int, ...]
+    """Group number of each fit image: images of one part, equal images, near duplicates share
+    one."""
+    calibration_groups: tuple[int, ...]
+    """The same of each calibration image."""
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        """(good, defective) groups of all training images; one with a defect counts as such."""
+        samples = (*zip(self.fit, self.fit_groups, strict=True),
+                   *zip(self.calibration, self.calibration_groups, strict=True))  # fmt: skip
+        bad = {group for sample, group in samples if sample.defective}
+        return len({group for _, group in samples} - bad), len(bad)
 
 
 @dataclass(frozen=True)
@@ -105,10 +119,17 @@ class Manifest:
         """The samples of one split as training may see them."""
         return tuple(WeakSample(s.image, s.defective) for s in self.of(split))
 
-    def weak_split(self) -> WeakSplit:
-        """The training part as training may see it."""
+    def weak_split(self, joined: Manifest | None = None) -> WeakSplit:
+        """The training part as training may see it.
+
+        ``joined`` is this manifest with near duplicates in one group; training itself depends on
+        this manifest alone.
+        """
         good_fit = tuple(s for s in self.of("fit") if not s.defective)
         own = self.has_calibration
+        train = self.of("train")
+        numbers = group_numbers(joined or self, (joined or self).of("train")).tolist()
+        group = {s.image: number for s, number in zip(train, numbers, strict=True)}
         return WeakSplit(
             self.weak("fit"),
             self.weak("calibration" if own else "train"),
@@ -117,6 +138,8 @@ class Manifest:
             replace(self, samples=good_fit).sha256,
             own,
             self.counts(),
+            tuple(group[s.image] for s in self.of("fit")),
+            tuple(group[s.image] for s in (self.of("calibration") if own else train)),
         )
 
     @property
@@ -144,20 +167,25 @@ class Manifest:
         )  # fmt: skip
         return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
-    def write_csv(self, path: Path) -> None:
-        """Writes the table atomically: a reader sees the old file or the whole new one."""
+    def write_csv(self, path: Path, run_id: str | None = None) -> None:
+        """Writes the table atomically: a reader sees the old file or the whole new one.
+
+        With a run id, it is the last column of every row. No cell begins like a formula; `read_csv`
+        gives back the same paths and groups.
+        """
+        own = () if run_id is None else (run_id,)
         text = io.StringIO(newline="")
         table = csv.writer(text)
-        table.writerow(COLUMNS)
-        table.writerows(self._row(sample) for sample in self.samples)
+        table.writerow((*COLUMNS, "run_id")[: len(COLUMNS) + len(own)])
+        table.writerows((*self._row(sample), *own) for sample in self.samples)
         write_text(path, text.getvalue(), errors="surrogateescape")
 
     def _row(self, sample: Sample) -> tuple[str, ...]:
         return (
-            self.name(sample.image),
+            path_cell(self.name(sample.image)),
             "defective" if sample.defective else "good",
-            MASK_SEPARATOR.join(self.name(mask) for mask in sample.masks),
-            sample.group or "",
+            MASK_SEPARATOR.join(path_cell(self.name(mask)) for mask in sample.masks),
+            text_cell(sample.group or ""),
             sample.split or "",
             sample.sha256 or "",
             sample.pixel_sha256 or "",
@@ -172,7 +200,8 @@ def read_csv(path: Path, root: Path | None = None) -> Manifest:
     semicolons and tabs separate, and a first line `sep=;` says which; UTF-8 with or without a
     byte-order mark, or UTF-16 with one. Names are looked up as written, then with their accents
     composed (NFC), then decomposed (NFD). Several masks of one image share a cell, with `|`
-    between their names.
+    between their names. An apostrophe in front of a group that begins like a formula is no part
+    of it (`files.text_cell`).
 
     Arguments:
         path: The CSV file.
@@ -207,7 +236,7 @@ def read_csv(path: Path, root: Path | None = None) -> Manifest:
         seen[image] = (line, defective)
         split = _split(path, line, row.get("split", ""))
         group, sha256, pixel_sha256 = (
-            row.get(name) or None for name in ("group", "sha256", "pixel_sha256")
+            cell_text(row.get(name, "")) or None for name in ("group", "sha256", "pixel_sha256")
         )
         of_image = tuple(masks.values())
         samples.append(Sample(image, defective, of_image, group, split, sha256, pixel_sha256))

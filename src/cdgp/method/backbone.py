@@ -215,6 +215,7 @@ def _hub_state(name: str) -> dict[str, Tensor]:
         raise WeightsError(f"the hub has no weights for {name}. {others}")
     import huggingface_hub
 
+    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
     cached = huggingface_hub.try_to_load_from_cache(config.hf_hub_id, "model.safetensors")
     if not isinstance(cached, str):
         # An unreachable hub is retried for most of a minute before it fails: ask once, first.

@@ -20,6 +20,8 @@ EPSILON = 1e-6
 """The epsilon of the branch standardisation."""
 PARETO_QUANTILE = 0.999
 """The peaks-over-threshold fit begins at this quantile of the normal pixels."""
+BALANCED = 0.5
+"""The defect rate that the logistic is fitted at: both classes count the same."""
 
 
 class BranchStatistics(NamedTuple):
@@ -45,13 +47,24 @@ class NormalTail(NamedTuple):
 
 
 class ImageCalibrator(NamedTuple):
-    """Pooled dominance to probability: sigmoid(slope * (a - centre) / scale + intercept)."""
+    """Pooled dominance to probability: sigmoid(slope * (a - centre) / scale + intercept).
+
+    The probability refers to good and defective parts in equal numbers.
+    """
 
     centre: float
     scale: float
     slope: float
     intercept: float
     notes: tuple[str, ...] = ()
+    good_groups: int = 0
+    """Number of good parts (groups) that it was fitted on; 0 where that is not known."""
+    defective_groups: int = 0
+
+    @property
+    def rests_on_one(self) -> bool:
+        """Whether a class has a single part: then no digit of a probability is certain."""
+        return 1 in (self.good_groups, self.defective_groups)
 
 
 class Calibration(NamedTuple):
@@ -200,17 +213,28 @@ def _location_and_scale(normal: NDArray[np.float64]) -> tuple[float, float, list
 
 
 def image_logit(pooled: Tensor, calibrator: ImageCalibrator) -> Tensor:
-    """Pooled dominance a(x) to the log-odds of being defective."""
+    """Pooled dominance a(x) to the log-odds of being defective, at equal numbers of both."""
     return calibrator.slope * (pooled - calibrator.centre) / calibrator.scale + calibrator.intercept
 
 
-def image_probability(pooled: Tensor, calibrator: ImageCalibrator) -> Tensor:
+def rate_shift(defect_rate: float) -> float:
+    """What a defect rate adds to log-odds that refer to equal numbers: logit(rate) - logit(1/2).
+
+    Bayes' rule with another prior (Saerens, Latinne and Decaestecker, "Adjusting the outputs of a
+    classifier to new a priori probabilities", Neural Computation 14, 2002).
+    """
+    return math.log(defect_rate / (1 - defect_rate))
+
+
+def image_probability(
+    pooled: Tensor, calibrator: ImageCalibrator, defect_rate: float = BALANCED
+) -> Tensor:
     """Pooled dominance a(x) to the probability of being defective, in float64.
 
-    Thresholds are set and decisions made by this one path, so that an image whose score is the
-    threshold stays on its good side.
+    Thresholds are set and decisions made by this one path and at equal numbers of both classes, so
+    that an image whose score is the threshold stays on its good side at any defect rate.
     """
-    return torch.sigmoid(image_logit(pooled, calibrator).double())
+    return torch.sigmoid(image_logit(pooled, calibrator).double() + rate_shift(defect_rate))
 
 
 def final_map(P: Tensor, logit: Tensor, image_weight: float) -> Tensor:

@@ -21,8 +21,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from cdgp.errors import TrainingError
 from cdgp.method.backbone import Encoder
-from cdgp.method.calibration import Calibration, NormalTail, final_map, fuse, image_logit, surprisal
+from cdgp.method.calibration import (
+    BALANCED,
+    Calibration,
+    NormalTail,
+    final_map,
+    fuse,
+    image_logit,
+    rate_shift,
+    surprisal,
+)
 from cdgp.method.fold import fix_padding, fold_batch_norms
 from cdgp.method.gp import has_linear_forms, linear_forms
 from cdgp.method.losses import log_mean_exp
@@ -31,6 +41,15 @@ from cdgp.method.resize import upsample, upsample_matmul
 from cdgp.method.student import residual_map
 
 TABLE_SIZE = 2**20
+MOST_RANGES = 50
+"""A table is spaced as if the normal scores spread over at most so many quartile ranges."""
+CHECKED = 20_000
+"""At most so many normal scores at the end of the tail, and as many of all, test the table."""
+CHECK_INPUT = 1e-4
+"""Two scores this close are one to the table: as a share of their distance from the median plus the
+quartile range, and of a hundredth of a standard deviation, so that rounding does not count."""
+CHECK_NATS = 0.01
+"""A difference of the surprisal that never counts: one hundredth of a probability."""
 
 
 class EvidenceGraph(nn.Module):
@@ -78,10 +97,12 @@ class EvidenceGraph(nn.Module):
 class InferenceGraph(nn.Module):
     """From images to the calibrated result, as one module without control flow."""
 
-    def __init__(self, evidence: EvidenceGraph, calibration: Calibration) -> None:
+    def __init__(
+        self, evidence: EvidenceGraph, calibration: Calibration, defect_rate: float = BALANCED
+    ) -> None:
         super().__init__()
         self.evidence = evidence
-        self.outputs = OutputGraph(calibration)
+        self.outputs = OutputGraph(calibration, defect_rate)
 
     def forward(self, images: Tensor) -> Outputs:
         """(B, 3, H, W) float32 RGB in [0, 1] to maps and image scores."""
@@ -90,11 +111,15 @@ class InferenceGraph(nn.Module):
 
 
 class OutputGraph(nn.Module):
-    """From the evidence to the calibrated result; ``network.calibrated`` with less work."""
+    """From the evidence to the calibrated result; ``network.calibrated`` with less work.
 
-    def __init__(self, calibration: Calibration) -> None:
+    The image score refers to a defect rate; the map (Eq. 29) does not change with it.
+    """
+
+    def __init__(self, calibration: Calibration, defect_rate: float = BALANCED) -> None:
         super().__init__()
         self.calibration = calibration
+        self.shift = rate_shift(defect_rate)
         self.table = SurprisalTable(calibration.tail)
 
     def forward(self, evidence: Evidence, size: tuple[int, int]) -> Outputs:
@@ -105,7 +130,8 @@ class OutputGraph(nn.Module):
         U = upsample_matmul(low, size) if torch.compiler.is_exporting() else upsample(low, size)
         P = self.table(U)
         logit = image_logit(pooled, c.image)
-        return Outputs(final_map(P, logit, c.image_weight), P, U, pooled, torch.sigmoid(logit))
+        score = torch.sigmoid(logit + self.shift)
+        return Outputs(final_map(P, logit, c.image_weight), P, U, pooled, score)
 
 
 class Encoders(nn.Module):
@@ -245,7 +271,10 @@ class SurprisalTable(nn.Module):
         scores = tail.scores.double().cpu()
         quarters = scores[(torch.tensor([0.25, 0.5, 0.75]) * (len(scores) - 1)).long()]
         self.centre = float(quarters[1])
-        self.scale = max(float(quarters[2] - quarters[0]), 1e-6)
+        # Where most of an image is one flat colour the quartiles tell nothing of the rest.
+        spread = float(scores[-1] - scores[0]) / MOST_RANGES
+        self.quartile_range = float(quarters[2] - quarters[0])
+        self.scale = max(self.quartile_range, spread, 1e-6)
         z = (scores[[0, -1]] - self.centre) / self.scale
         first, last = (z / (1 + z.abs())).tolist()
         if not math.isnan(tail.shape):
@@ -267,6 +296,35 @@ class SurprisalTable(nn.Module):
         left = self.values.index_select(0, lower)
         right = self.values.index_select(0, lower + 1)
         return torch.lerp(left, right, place - lower).view(fused.shape)
+
+
+def check_table(table: SurprisalTable, tail: NormalTail) -> None:
+    """Compare the table with the exact tail at normal scores: all of the end, and some below it.
+
+    At a normal score the table must lie between the surprisals of the next lower and the next
+    higher one, so at most one rank off. Scores within `CHECK_INPUT` count as one, and where a rank
+    is less than `CHECK_NATS`, that much is allowed.
+
+    Raises:
+        TrainingError: it is further off.
+    """
+    scores = tail.scores.unique_consecutive()
+    end = torch.arange(max(0, len(scores) - CHECKED), len(scores))
+    some = torch.linspace(0, len(scores) - 1, min(CHECKED, len(scores))).long()
+    queries = scores[torch.cat([some, end])]
+    reach = CHECK_INPUT * (table.quartile_range + (queries - table.centre).abs() + 0.01)
+    lower = torch.searchsorted(scores, queries - reach) - 1
+    higher = torch.searchsorted(scores, queries + reach, right=True)
+    least = surprisal(scores[lower.clamp_min(0)], tail) * (lower >= 0) - CHECK_NATS
+    most = surprisal(scores[higher.clamp_max(len(scores) - 1)], tail) + CHECK_NATS
+    found = table(queries)
+    wrong = int(((found < least) | (found > most) | ~torch.isfinite(found)).sum())
+    if wrong:
+        raise TrainingError(
+            f"the surprisal table is more than one rank off at {wrong} of {len(queries)} normal "
+            "scores: some normal pixels are so extreme that the table cannot follow the tail. Look "
+            "for spoilt images among the good ones of the calibration part of manifest.csv"
+        )
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

@@ -66,8 +66,11 @@ def histogram(groups: Mapping[str, Sequence[float]], threshold: float) -> Histog
     )
 
 
-def histogram_chart(found: Histogram, threshold: float) -> Markup:
-    """Bars of one group upwards and of a second one downwards, heights as square roots."""
+def histogram_chart(found: Histogram, threshold: float, threshold_text: str) -> Markup:
+    """Bars of one group upwards and of a second one downwards, heights as square roots.
+
+    ``threshold_text`` is the threshold as the legend shows it.
+    """
     names = list(found.counts)
     direction = dict(zip(names, (1, -1), strict=False))
     roots = {n: float(np.sqrt(max(c, default=0))) for n, c in found.counts.items()}
@@ -90,7 +93,7 @@ def histogram_chart(found: Histogram, threshold: float) -> Markup:
     plot.line([(found.edges[0], 0), (found.edges[-1], 0)], "axis")
     middle = float(log_odds(threshold))
     plot.line([(middle, plot.y_range[0]), (middle, plot.y_range[1])], "threshold")
-    plot.legend([*((name, name) for name in names), ("threshold", f"threshold {threshold:.4g}")])
+    plot.legend([*((name, name) for name in names), ("threshold", f"threshold {threshold_text}")])
     total = ", ".join(f"{sum(counts)} {name}" for name, counts in found.counts.items())
     return plot.svg(
         f"Score histogram of {total}", "P(defective), log-odds scale", "images, square-root scale"

@@ -15,7 +15,7 @@ from cdgp.audit.checks import SHORTCUT, format_value
 from cdgp.audit.findings import Audit, Finding
 from cdgp.data.images import read_image, reason
 from cdgp.errors import ImageError
-from cdgp.files import printable, write_text
+from cdgp.files import IN_PAGE, printable, visible, write_text
 from cdgp.report.page import jpeg, link, template
 
 GROUPS, MEMBERS, SIZES = 12, 8, 6
@@ -41,11 +41,13 @@ def write_check(
     paths: Mapping[str, Path],
     white_level: int,
     first_page: bool = False,
+    run_id: str = "",
 ) -> None:
     """Write the page; each image that it shows is decoded once.
 
     ``paths`` are those of images and masks, by the name that the findings use. ``white_level`` and
-    ``first_page`` are those of `read_image`.
+    ``first_page`` are those of `read_image`; ``run_id`` is that of the run that the page belongs
+    to.
     """
     folder = out.absolute().parent
 
@@ -76,8 +78,9 @@ def write_check(
         limit=SHORTCUT,
         format_value=format_value,
         version=version("cdgp"),
+        run_id=run_id,
     )
-    write_text(out, printable(text))
+    write_text(out, visible(printable(text), IN_PAGE))
 
 
 def verdict(findings: Sequence[Finding]) -> str:

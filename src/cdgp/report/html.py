@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from cdgp.audit.suspects import Suspect
-from cdgp.evaluation import ScoredImage
-from cdgp.files import printable, write_text
+from cdgp.evaluation import ScoredImage, interval_text, value_text
+from cdgp.files import IN_PAGE, printable, visible, write_text
 from cdgp.inference import Detector
-from cdgp.metrics.reliability import reliability_curve
+from cdgp.metrics.reliability import at_rate, reliability_curve
 from cdgp.report import charts
 from cdgp.report.galleries import (
     SHOWN,
@@ -25,6 +25,7 @@ from cdgp.report.galleries import (
     galleries,
     suspect_galleries,
 )
+from cdgp.report.overlay import threshold_text
 from cdgp.report.page import link, template
 
 CURVE_POINTS = 400
@@ -45,7 +46,7 @@ WORDS = {
     "image_auroc": "Chance that a defective part scores above a good one: 1 is perfect, 0.5 is "
     "guessing.",
     "expected_calibration_error": "Mean distance between the predicted probability and the share "
-    "of parts that are defective: 0 is perfect.",
+    "of images that are defective, at the share of defective images in this set: 0 is perfect.",
     "pixel_auroc": "Chance that a pixel of a defect scores above a pixel of good surface.",
     "pixel_aupro_30": "Share of each defect's area that is found, averaged over marking up to 30 % "
     "of the good surface by mistake: 1 is perfect.",
@@ -58,8 +59,6 @@ TILES = {
     "image_auroc": "1 is perfect, 0.5 is guessing",
     "pixel_aupro_30": "of each defect's area found",
 }
-RATES = ("overkill", "escape")
-
 NOTES = {
     "defective_without_mask": "Defective without a mask, so counted in the image metrics alone",
     "defective_with_empty_mask": "Defective with an empty mask, so counted in the image metrics "
@@ -70,6 +69,11 @@ NOTES = {
     "mask_cut_at_half": "With a mask that was blurred or compressed",
     "mask_of_several_values": "With a mask of several values",
     "mask_marks_nearly_all": "With a mask that marks nearly all of it, inverted?",
+    "trained_on": "The model was trained on these, so they measure nothing new",
+    "a_single_good_part": "A single good part: image AUROC, overkill and every probability rest on "
+    "it",
+    "a_single_defective_part": "A single defective part: image AUROC, escape and every probability "
+    "rest on it",
 }
 
 
@@ -91,6 +95,7 @@ class ShownMetric(NamedTuple):
     name: str
     words: str
     value: str
+    interval: str
     reason: str | None
 
 
@@ -110,6 +115,7 @@ def write_report(
     computed_on: str,
     training: TrainingFacts | None = None,
     thumbnails: Thumbnails | None = None,
+    run_id: str = "",
 ) -> None:
     """Write the report of scored images.
 
@@ -123,6 +129,7 @@ def write_report(
         training: of a training run, what it shows of the training.
         thumbnails: made while the images were scored; otherwise the images that the galleries show
             are predicted now. One that cannot be read is shown with the reason.
+        run_id: of the run that the report belongs to.
     """
     metrics, training = metrics or {}, training or TrainingFacts()
     thumbnails, folder = thumbnails or Thumbnails(detector), out.absolute().parent
@@ -140,6 +147,9 @@ def write_report(
         date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
         computed_on=computed_on,
         decision=detector.card.decision,
+        threshold=threshold_text(detector.threshold, detector.coarse),
+        calibrator=detector.card.image,
+        coarse=detector.coarse,
         pixels=metrics.get("pictures_with_pixels"),
         warnings=[
             *training.audit,
@@ -159,21 +169,23 @@ def write_report(
             for key, value in detector.card.provenance.items()
         },
         version=version("cdgp"),
-        **_summary(rows, metrics, detector.threshold),
+        run_id=run_id,
+        **_summary(rows, metrics, detector),
     )
     # File names that are no UTF-8 are shown as scores.csv writes them.
-    write_text(out, printable(text))
+    write_text(out, visible(printable(text), IN_PAGE))
 
 
 def _summary(
-    rows: Collection[ScoredImage], metrics: Mapping[str, Any], threshold: float
+    rows: Collection[ScoredImage], metrics: Mapping[str, Any], detector: Detector
 ) -> dict[str, Any]:
     """Counts, metrics and charts of all scored images."""
     labelled = bool(rows) and all(row.defective is not None for row in rows)
-    reliability = None
-    if labelled:
+    reliability, share = None, metrics.get("expected_calibration_error_rate")
+    if share is not None:  # with a single part of a label, there is no rate to compare with
         scores, labels = zip(*((row.pred_score, row.defective) for row in rows), strict=True)
-        reliability = charts.reliability_chart(reliability_curve(scores, labels))
+        told = at_rate(scores, detector.card.decision.defect_rate, share)
+        reliability = charts.reliability_chart(reliability_curve(told, labels))
     counts = {
         "good": sum(row.defective is False for row in rows),
         "defective": sum(row.defective is True for row in rows),
@@ -189,8 +201,9 @@ def _summary(
         "labelled": labelled,
         "tiles": format_metrics(metrics, tiles),
         "metrics": format_metrics(metrics, WORDS),
-        "histogram": _histogram(rows, threshold, labelled),
+        "histogram": _histogram(rows, detector, labelled),
         "reliability": reliability,
+        "share": share,
     }
 
 
@@ -199,12 +212,9 @@ def format_metrics(metrics: Mapping[str, Any], words: Mapping[str, str]) -> list
     shown = []
     for name, meaning in words.items():
         if name in metrics:
-            value = metrics[name]
-            text = "–" if value is None else f"{value:.4f}"
-            if name in RATES and value is not None:
-                text = f"{100 * value:.1f} %"
-            why = metrics.get(f"{name}_reason") if value is None else None
-            shown.append(ShownMetric(NAMES[name], meaning, text, why))
+            why = metrics.get(f"{name}_reason") if metrics[name] is None else None
+            text, interval = value_text(metrics, name), interval_text(metrics, name)
+            shown.append(ShownMetric(NAMES[name], meaning, text, interval, why))
     return shown
 
 
@@ -262,7 +272,7 @@ def _points(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float,
     return points[:: math.ceil(len(points) / CURVE_POINTS) or 1]
 
 
-def _histogram(rows: Collection[ScoredImage], threshold: float, labelled: bool) -> Markup | None:
+def _histogram(rows: Collection[ScoredImage], detector: Detector, labelled: bool) -> Markup | None:
     if not rows:
         return None
     if labelled:
@@ -272,4 +282,6 @@ def _histogram(rows: Collection[ScoredImage], threshold: float, labelled: bool) 
         }
     else:
         groups = {"images": [row.pred_score for row in rows]}
-    return charts.histogram_chart(charts.histogram(groups, threshold), threshold)
+    threshold = detector.threshold
+    found = charts.histogram(groups, threshold)
+    return charts.histogram_chart(found, threshold, threshold_text(threshold, detector.coarse))

@@ -85,11 +85,14 @@ def panels(
 
 
 def overlay(
-    image: NDArray[np.float32], prediction: Prediction, scale: tuple[float, float]
+    image: NDArray[np.float32],
+    prediction: Prediction,
+    scale: tuple[float, float],
+    coarse: bool = False,
 ) -> Image.Image:
     """Both panels, wide ones above each other, with the decision in a strip below.
 
-    Arguments as `panels`.
+    Arguments as `panels`; ``coarse`` as `probability`.
     """
     first, second = panels(image, prediction, scale)
     width, height = first.size
@@ -97,7 +100,7 @@ def overlay(
     across, down = (width, 2 * height + GAP) if stacked else (2 * width + GAP, height)
     font_size = int(np.clip(across // 36, 13, 22))
     font = ImageFont.load_default(font_size)
-    caption, margin, strip = _caption(prediction), font_size // 2, 2 * font_size
+    caption, margin, strip = _caption(prediction, coarse), font_size // 2, 2 * font_size
     canvas_width = max(across, int(font.getlength(caption)) + 2 * margin + 1)
     canvas = Image.new("RGB", (canvas_width, down + strip), PAPER)
     canvas.paste(first, (0, 0))
@@ -108,10 +111,14 @@ def overlay(
 
 
 def write_overlay(
-    path: Path, pixels: NDArray[np.float32], prediction: Prediction, scale: tuple[float, float]
+    path: Path,
+    pixels: NDArray[np.float32],
+    prediction: Prediction,
+    scale: tuple[float, float],
+    coarse: bool = False,
 ) -> None:
     """Write the overlay as PNG, whole."""
-    image = overlay(pixels, prediction, scale)
+    image = overlay(pixels, prediction, scale, coarse)
     with atomic_write(path) as temporary:
         image.save(temporary, "PNG")
 
@@ -153,26 +160,37 @@ def _draw_box(image: Image.Image, region: Region, factor: float) -> None:
             draw.rectangle((x0, y0, x1, y1), outline=colour)
 
 
-def _caption(prediction: Prediction) -> str:
+def _caption(prediction: Prediction, coarse: bool) -> str:
     count = len(prediction.regions)
     boxed = f" ({MAX_BOXES} boxed)" if count > MAX_BOXES else ""
     return (
-        f"P(defective) {probability(prediction.pred_score)}  ·  "
+        f"P(defective) {probability(prediction.pred_score, coarse)}  ·  "
         f"{'defective' if prediction.pred_label else 'good'}  ·  "
         f"{count} region{'' if count == 1 else 's'}{boxed}"
     )
 
 
-def probability(value: float) -> str:
+def probability(value: float, coarse: bool = False) -> str:
     """Three decimals, and never 0 or 1 for what is neither.
+
+    Where ``coarse``, since the probability rests on a single part, one decimal is all it has.
 
     Example:
         >>> probability(0.25), probability(1e-9), probability(0.9999)
         ('0.250', '<0.001', '>0.999')
+        >>> probability(0.32, coarse=True), probability(0.9999, coarse=True)
+        ('0.3', '>0.9')
     """
+    if coarse:
+        return "<0.1" if value < 0.1 else ">0.9" if value > 0.9 else f"{value:.1f}"
     if 0 < value < 0.0005:
         return "<0.001"
     return ">0.999" if 0.9995 <= value < 1 else f"{value:.3f}"
+
+
+def threshold_text(value: float, coarse: bool) -> str:
+    """Four digits, or two where ``coarse``."""
+    return f"{value:.{2 if coarse else 4}g}"
 
 
 def _safe(part: str) -> str:

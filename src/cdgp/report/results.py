@@ -19,37 +19,48 @@ from cdgp.run_folder import MAPS, METRICS, OVERLAYS, REPORT, SCORES
 
 
 class ResultFiles:
-    """Writes the results of one scoring into a folder.
+    """Writes the results of one scoring into a folder, each file with the run id.
 
     With ``save_maps`` the raw maps too. The report shows the thumbnails of ``keep`` in any case.
     """
 
     def __init__(
-        self, folder: Path, detector: Detector, save_maps: bool, keep: Collection[Path] = ()
+        self,
+        folder: Path,
+        run_id: str,
+        detector: Detector,
+        save_maps: bool,
+        keep: Collection[Path] = (),
     ) -> None:
         self.folder = folder
+        self.run_id = run_id
         self._detector = detector
         self._save_maps = save_maps
         self._thumbnails = Thumbnails(detector, keep)
 
     def add(self, row: ScoredImage, pixels: NDArray[np.float32], prediction: Prediction) -> None:
-        """Write the overlay, the record and, where asked for, the map of one image.
+        """Write the record, the overlay and, where asked for, the map of one image.
 
-        ``pixels`` are HWC float32 RGB in [0, 1].
+        The record comes first: --overwrite removes what has one. ``pixels`` are HWC float32 RGB in
+        [0, 1].
         """
         name = output_name(row.name)
         overlays = self.folder / OVERLAYS
-        write_overlay(overlays / f"{name}.png", pixels, prediction, self._detector.colour_scale)
+        detector = self._detector
         record = {
             "image": printable(row.name),
             "pred_score": row.pred_score,
             "pred_label": "defective" if row.pred_label else "good",
-            "threshold": self._detector.threshold,
+            "threshold": detector.threshold,
+            "defect_rate": detector.card.decision.defect_rate,
             "size": list(prediction.anomaly_map.shape),
             "regions": [asdict(region) for region in row.regions],
             "warnings": list(row.warnings),
+            "run_id": self.run_id,
         }
         write_text(overlays / f"{name}.json", json.dumps(record, indent=1) + "\n")
+        place = overlays / f"{name}.png"
+        write_overlay(place, pixels, prediction, detector.colour_scale, detector.coarse)
         if self._save_maps:
             place = self.folder / MAPS / f"{name}.npy"
             with atomic_write(place) as temporary, temporary.open("wb") as file:
@@ -58,9 +69,10 @@ class ResultFiles:
 
     def write_tables(self, rows: Iterable[ScoredImage], metrics: dict[str, Any] | None) -> None:
         """Write ``scores.csv``, and ``metrics.json`` where there are metrics."""
-        write_scores(self.folder / SCORES, rows)
+        write_scores(self.folder / SCORES, rows, self.run_id)
         if metrics is not None:
-            write_text(self.folder / METRICS, json.dumps(metrics, indent=2) + "\n")
+            record = {**metrics, "run_id": self.run_id}
+            write_text(self.folder / METRICS, json.dumps(record, indent=2) + "\n")
 
     def write_report(
         self,
@@ -72,5 +84,5 @@ class ResultFiles:
         """Write ``report.html``; arguments as `html.write_report`."""
         write_report(
             self.folder / REPORT, self.folder.name, self._detector, rows, metrics, computed_on,
-            training, self._thumbnails,
+            training, self._thumbnails, self.run_id,
         )  # fmt: skip

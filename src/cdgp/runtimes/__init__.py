@@ -6,11 +6,11 @@ What else a prediction needs is the ``Card``. Optional packages are imported whe
 
 from pathlib import Path
 
-from cdgp.errors import ModelFileError
-from cdgp.runtimes.base import INPUT, Runtime, require_package
+from cdgp.runtimes.base import INPUT, Runtime, check_signature, require_package
 from cdgp.runtimes.card import Card, from_metadata
 from cdgp.runtimes.onnx import OnnxRuntime
 from cdgp.runtimes.openvino import OpenVinoRuntime
+from cdgp.runtimes.sealed import check_seal, read_exported
 
 __all__ = ["EXPORTED", "INPUT", "Runtime", "open_exported", "require_package"]
 
@@ -29,10 +29,13 @@ def open_exported(path: Path, threads: int | None = None) -> tuple[Card, Runtime
         threads: number of threads; the runtime's own choice where None.
 
     Raises:
-        ModelFileError: no such file, damaged, not exported by this tool, or by another version.
+        ModelFileError: no such file, damaged, not exported by this tool, or by another version; an
+            ``.xml`` beside the ``.bin`` of another export; a graph that its card does not fit.
         SettingsError: the runtime is not installed.
     """
-    if not path.is_file():
-        raise ModelFileError(f"{path}: no such model file")
-    runtime = EXPORTED[path.suffix](path, threads)
-    return from_metadata(runtime.metadata, str(path)), runtime
+    exported = read_exported(path)
+    card = from_metadata(exported.metadata, str(path))
+    check_seal(exported)
+    runtime = EXPORTED[path.suffix.lower()](exported, threads)
+    check_signature(*runtime.signature(), card.settings.input_size, str(path))
+    return card, runtime

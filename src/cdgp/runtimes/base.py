@@ -1,10 +1,15 @@
-"""What the runtimes share: their protocol, the name of the input, and optional packages."""
+"""What the runtimes share: their protocol, the graph's signature, and optional packages."""
 
 import importlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cdgp.errors import SettingsError
+from cdgp.errors import ModelFileError, SettingsError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -12,6 +17,14 @@ if TYPE_CHECKING:
     from cdgp.method.network import Outputs
 
 INPUT = "images"
+OUTPUT_RANKS = {"anomaly_map": 3, "surprisal": 3, "fused": 3, "pooled": 1, "pred_score": 1}
+"""The outputs of a graph, in their order, with their numbers of dimensions."""
+Shape = tuple[int | None, ...]
+"""Lengths of the dimensions; None where one is free."""
+OUT_OF_MEMORY = re.compile(
+    r"not enough memory|out of memory|bad.?alloc|(can't|cannot|failed to) allocate\b.*memory", re.I
+)
+"""What torch, onnxruntime and OpenVINO say, under error classes of many kinds."""
 
 
 class Runtime(Protocol):
@@ -25,21 +38,79 @@ class Runtime(Protocol):
 
 
 def require_package(name: str) -> Any:
-    """Import an optional package.
+    """Import an optional package, with its telemetry off.
 
     Raises:
-        SettingsError: it is not installed; the message says which extra has it.
+        SettingsError: it is not installed, or its import fails; the message says which extra
+            has it.
     """
+    turn_telemetry_off()
+    extra = "openvino" if name in ("openvino", "nncf") else "onnx"
+    install = f"pip install 'cdgp[{extra}]', or in a clone pip install -e '.[{extra}]'"
     try:
         return importlib.import_module(name)
-    except ImportError as error:
-        extra = "openvino" if name in ("openvino", "nncf") else "onnx"
+    except ModuleNotFoundError as error:
+        missing = name if error.name in (name, None) else f"{name}, which needs {error.name}"
+        raise SettingsError(f"this needs {missing}, which is not installed: {install}") from error
+    except (Exception, SystemExit) as error:  # whatever a broken installation raises
         raise SettingsError(
-            f"this needs {name}, which is not installed: pip install 'cdgp[{extra}]', or in a "
-            f"clone pip install -e '.[{extra}]'"
+            f"this needs {name}, whose import fails ({type(error).__name__}: {error}); install it "
+            f"again: {install}"
         ) from error
+
+
+def turn_telemetry_off() -> None:
+    """Keep optional packages from reporting usage and from writing into the home folder.
+
+    Each of them looks when it is imported. What the user has set in the environment stays.
+    """
+    # OpenVINO and nncf do without the package that reports where its import fails.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    try:
+        Path.home()
+    except RuntimeError:  # nncf asks for one at its import; it writes nothing there
+        os.environ["HOME"] = tempfile.gettempdir()
+
+
+def check_signature(
+    inputs: Mapping[str, tuple[str, Shape]],
+    outputs: Mapping[str, tuple[str, Shape]],
+    size: tuple[int, int],
+    source: str,
+) -> None:
+    """Raise ModelFileError where a graph is not one that takes and gives what is expected.
+
+    Args:
+        inputs: element type ("float32" where it is right) and shape of each, by name.
+        outputs: the same, in the graph's order.
+        size: (height, width) that its card names.
+        source: of the graph, for the message.
+    """
+    found = next(iter(inputs.values()), ("nothing", ()))
+    sides = tuple(
+        None if side is None else wanted for side, wanted in zip(found[1][2:], size, strict=False)
+    )
+    expected = ("float32", (None, 3, *sides))
+    if list(inputs) != [INPUT] or len(sides) != 2 or found != expected:
+        raise ModelFileError(
+            f"{source}: takes {dict(inputs)} where {INPUT}, float32, (batch, 3, {size[0]}, "
+            f"{size[1]}) is expected; export again"
+        )
+    ranks = {name: len(shape) for name, (_, shape) in outputs.items()}
+    others = [kind for kind, _ in outputs.values() if kind != "float32"]
+    if list(ranks.items()) != list(OUTPUT_RANKS.items()) or others:
+        raise ModelFileError(
+            f"{source}: gives {dict(outputs)} where {', '.join(OUTPUT_RANKS)}, all float32, are "
+            "expected; export again"
+        )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of any library says that memory could not be had."""
+    return isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def source_name(source: object) -> str:
     """How an error message calls the source of a graph: by its path, where it has one."""
-    return str(source) if isinstance(source, Path) else "the exported graph"
+    return str(getattr(source, "path", "the exported graph"))

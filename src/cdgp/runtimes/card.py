@@ -1,19 +1,28 @@
 """The card: all that a prediction needs beside the graph, and how an exported file stores it."""
 
+import base64
 import json
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cdgp.artifact import Decision, Model, decision_of, image_calibrator_of
+from cdgp.artifact import (
+    SEEN_BYTES,
+    Decision,
+    Model,
+    decision_of,
+    image_calibrator_of,
+    object_of,
+)
 from cdgp.errors import CdgpError, ModelFileError
 from cdgp.method.calibration import ImageCalibrator
 from cdgp.presets import Settings, settings_from_json
 
 FORMAT = "cdgp-export"
-VERSION = 1
-KEYS = ("format", "version", "settings", "decision", "image", "provenance", "export")
-"""Metadata of an exported file, each a text; all but the first two are JSON."""
+VERSION = 2
+KEYS = ("format", "version", "settings", "decision", "image", "provenance", "export", "seen")
+"""What the card takes of a file's metadata, each a text; all but the first two and the last are
+JSON."""
 
 
 class Card(NamedTuple):
@@ -27,6 +36,8 @@ class Card(NamedTuple):
     provenance: dict[str, Any]
     export: dict[str, Any]
     """How the file was made and how far its numbers are from torch's; empty for torch itself."""
+    seen: frozenset[bytes] = frozenset()
+    """The rows of ``artifact.Model.seen``: digests of the images that the model was trained on."""
 
 
 def card_of(model: Model) -> Card:
@@ -39,6 +50,7 @@ def card_of(model: Model) -> Card:
         largest_surprisal=min(tail.floor, math.log(len(tail.scores) + 1)),
         provenance=model.provenance,
         export={},
+        seen=frozenset(bytes(row) for row in model.seen.tolist()),
     )
 
 
@@ -53,6 +65,7 @@ def to_metadata(card: Card) -> dict[str, str]:
         "image": json.dumps(image),
         "provenance": json.dumps(card.provenance),
         "export": json.dumps(card.export),
+        "seen": base64.b64encode(b"".join(sorted(card.seen))).decode(),
     }
 
 
@@ -63,22 +76,31 @@ def from_metadata(metadata: Mapping[str, str], source: str) -> Card:
     if metadata.get("version") != str(VERSION):
         raise ModelFileError(
             f"{source}: exported in format {metadata.get('version')}, this cdgp reads format "
-            f"{VERSION}; use the version of cdgp that wrote it, or export again"
+            f"{VERSION}; export the model again, or use the version of cdgp that wrote it"
         )
     try:
         image = json.loads(metadata["image"])
         largest = image.pop("largest_surprisal")
-        if not isinstance(largest, float) or not largest > 0:
+        if not isinstance(largest, float) or not 0 < largest < math.inf:
             raise ValueError(f"the largest surprisal is {largest!r}")
         return Card(
             settings_from_json(metadata["settings"], source),
             decision_of(json.loads(metadata["decision"])),
             image_calibrator_of(image),
             largest,
-            json.loads(metadata["provenance"]),
-            json.loads(metadata["export"]),
+            object_of(metadata["provenance"], "provenance"),
+            object_of(metadata["export"], "export"),
+            _seen(metadata.get("seen", "")),
         )
     except (KeyError, TypeError, ValueError, AttributeError, CdgpError) as error:
         raise ModelFileError(
             f"{source}: incomplete or damaged export ({error}); export again"
         ) from error
+
+
+def _seen(text: str) -> frozenset[bytes]:
+    """Digests from their stored text; none in a file that was written before they were kept."""
+    joined = base64.b64decode(text, validate=True)
+    if len(joined) % SEEN_BYTES:
+        raise ValueError("the digests of the training images are cut off")
+    return frozenset(joined[i : i + SEEN_BYTES] for i in range(0, len(joined), SEEN_BYTES))

@@ -1,20 +1,21 @@
 """An exported ``.onnx`` file under onnxruntime."""
 
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cdgp.errors import ModelFileError
 from cdgp.method.network import Outputs
-from cdgp.runtimes.base import INPUT, require_package, source_name
+from cdgp.runtimes.base import INPUT, Shape, require_package, source_name
+from cdgp.runtimes.sealed import Exported
 
 
 class OnnxRuntime:
-    """An ONNX graph under onnxruntime, on the CPU.
+    """An ONNX graph under onnxruntime, on the CPU; safe in threads, as its session is.
 
     Args:
-        source: the file, or its bytes.
+        source: an exported file, or the bytes of a graph.
         threads: number of threads; onnxruntime's own choice where None.
 
     Raises:
@@ -23,7 +24,7 @@ class OnnxRuntime:
 
     name = "onnxruntime"
 
-    def __init__(self, source: Path | bytes, threads: int | None = None) -> None:
+    def __init__(self, source: Exported | bytes, threads: int | None = None) -> None:
         onnxruntime = require_package("onnxruntime")
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors only
@@ -31,7 +32,7 @@ class OnnxRuntime:
             options.intra_op_num_threads = threads
         try:
             self.session = onnxruntime.InferenceSession(
-                source if isinstance(source, bytes) else str(source),
+                source if isinstance(source, bytes) else source.content,
                 options,
                 providers=["CPUExecutionProvider"],
             )
@@ -39,9 +40,24 @@ class OnnxRuntime:
             raise ModelFileError(
                 f"{source_name(source)}: onnxruntime cannot run it: {error}"
             ) from error
-        self.metadata: dict[str, str] = dict(self.session.get_modelmeta().custom_metadata_map)
+
+    def signature(self) -> tuple[dict[str, tuple[str, Shape]], dict[str, tuple[str, Shape]]]:
+        """(type, shape) of the inputs and of the outputs, by name."""
+        inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
+        return _signature(inputs), _signature(outputs)
 
     def run(self, images: Tensor) -> Outputs:
         """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores."""
         arrays = self.session.run(list(Outputs._fields), {INPUT: images.contiguous().numpy()})
         return Outputs(*(torch.from_numpy(array) for array in arrays))
+
+
+def _signature(arguments: Any) -> dict[str, tuple[str, Shape]]:
+    """Of onnxruntime's descriptions; a free dimension has a name, or None, for its length."""
+    return {
+        a.name: (
+            "float32" if a.type == "tensor(float)" else a.type,
+            tuple(side if isinstance(side, int) else None for side in a.shape or ()),
+        )
+        for a in arguments
+    }

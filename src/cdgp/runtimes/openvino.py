@@ -1,7 +1,6 @@
 """An exported ``.xml`` file, with its ``.bin``, under OpenVINO."""
 
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -9,12 +8,24 @@ from torch import Tensor
 
 from cdgp.errors import ModelFileError
 from cdgp.method.network import Outputs
-from cdgp.runtimes.base import INPUT, require_package, source_name
-from cdgp.runtimes.card import FORMAT, KEYS
+from cdgp.runtimes.base import INPUT, Shape, require_package, source_name
+from cdgp.runtimes.sealed import Exported
+
+
+class Plan(NamedTuple):
+    """A graph compiled for inputs of one shape."""
+
+    shape: Any
+    compiled: Any
+    idle: list[Any]
+    """Its infer requests that no thread uses. A request runs one input at a time."""
 
 
 class OpenVinoRuntime:
-    """An OpenVINO graph, or a file of one, on the CPU; arguments and errors as ``OnnxRuntime``."""
+    """An OpenVINO graph, or an exported file, on the CPU; safe in threads.
+
+    Arguments and errors as ``OnnxRuntime``; the graph is an ``openvino.Model``.
+    """
 
     name = "openvino"
 
@@ -22,32 +33,44 @@ class OpenVinoRuntime:
         openvino = require_package("openvino")
         self.threads = threads
         try:
-            self.model = openvino.Core().read_model(source) if isinstance(source, Path) else source
+            self.model = source
+            if isinstance(source, Exported):
+                self.model = openvino.Core().read_model(source.content, source.weights)
             shape = self.model.input(0).get_partial_shape()
             shape[0] = 1
-            self.request = infer_request(self.model, shape, threads)
+            self.plan = self._planned(shape)
         except (RuntimeError, IndexError) as error:  # IndexError: the graph has no input
             raise ModelFileError(
                 f"{source_name(source)}: OpenVINO cannot run it: {error}"
             ) from error
-        self.metadata: dict[str, str] = {
-            key: self.model.get_rt_info([FORMAT, key]).astype(str)
-            for key in KEYS
-            if self.model.has_rt_info([FORMAT, key])
-        }
+
+    def signature(self) -> tuple[dict[str, tuple[str, Shape]], dict[str, tuple[str, Shape]]]:
+        """(type, shape) of the inputs and of the outputs, by name."""
+        return _signature(self.model.inputs), _signature(self.model.outputs)
 
     def run(self, images: Tensor) -> Outputs:
         """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores."""
         array = images.contiguous().numpy()
         shape = require_package("openvino").PartialShape(list(array.shape))
-        if self.request.model_inputs[0].get_partial_shape() != shape:
-            self.request = infer_request(self.model, shape, self.threads)
-        results = self.request.infer({INPUT: array}, share_inputs=True)
-        return Outputs(*(torch.from_numpy(np.array(results[name])) for name in Outputs._fields))
+        plan = self.plan  # another thread may replace it meanwhile
+        if plan.shape != shape:
+            plan = self.plan = self._planned(shape)
+        try:
+            request = plan.idle.pop()
+        except IndexError:
+            request = plan.compiled.create_infer_request()
+        results = request.infer({INPUT: array}, share_inputs=True)
+        outputs = Outputs(*(torch.from_numpy(np.array(results[name])) for name in Outputs._fields))
+        plan.idle.append(request)
+        return outputs
+
+    def _planned(self, shape: Any) -> Plan:
+        compiled = compiled_for(self.model, shape, self.threads)
+        return Plan(shape, compiled, [compiled.create_infer_request()])
 
 
-def infer_request(model: Any, shape: Any, threads: int | None) -> Any:
-    """An ``openvino.InferRequest`` of a model for inputs of one shape.
+def compiled_for(model: Any, shape: Any, threads: int | None) -> Any:
+    """An ``openvino.CompiledModel`` of a model for inputs of one shape.
 
     With a fixed shape, OpenVINO plans its memory ahead and merges more operations: a run takes a
     tenth less, for a fifth of a second once.
@@ -58,5 +81,20 @@ def infer_request(model: Any, shape: Any, threads: int | None) -> Any:
         options["INFERENCE_NUM_THREADS"] = threads
     fixed = model.clone()  # the model itself is what is saved, and keeps its free batch size
     fixed.reshape(shape)
-    core = require_package("openvino").Core()
-    return core.compile_model(fixed, "CPU", options).create_infer_request()
+    return require_package("openvino").Core().compile_model(fixed, "CPU", options)
+
+
+def _signature(ports: Any) -> dict[str, tuple[str, Shape]]:
+    """Of a model's inputs or outputs; a port without a name counts by its place."""
+    found: dict[str, tuple[str, Shape]] = {}
+    for index, port in enumerate(ports):
+        name = port.get_any_name() if port.get_names() else str(index)
+        kind = port.get_element_type().get_type_name()
+        shape = port.get_partial_shape()
+        sides = (
+            ()
+            if shape.rank.is_dynamic
+            else tuple(None if side.is_dynamic else side.get_length() for side in shape)
+        )
+        found[name] = ("float32" if kind == "f32" else kind, sides)
+    return found

@@ -39,7 +39,8 @@ class Parity:
     changed: tuple[int, ...]
     """Positions of the images whose decision differs in a batch of any size."""
     expected_scores: tuple[float, ...]
-    """Probability of each image by the reference."""
+    """Probability of each image by the reference, at equal numbers of good and defective parts:
+    what decides."""
     scores: tuple[float, ...]
     """Probability of each image by the runtime, in its batch of the first size."""
 
@@ -76,7 +77,7 @@ def compare(
         batches: sizes of batch, each of which all images go through.
         advance: called for each image in each size of batch.
     """
-    threshold, normals = model.decision.threshold, len(model.calibration.tail.scores)
+    threshold, normals = model.decision.balanced, len(model.calibration.tail.scores)
     largest = dict.fromkeys(COMPARED, 0.0)
     off = pixels = 0
     changed: set[int] = set()

@@ -1,5 +1,7 @@
 """The inference graph in torch: on CPU or GPU, in any precision and mode, whole or by windows."""
 
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,11 +10,16 @@ import torch
 from torch import Tensor
 
 from cdgp.artifact import Model
+from cdgp.errors import SettingsError
 from cdgp.method.graph import EvidenceGraph, InferenceGraph
 from cdgp.method.network import Outputs
 from cdgp.method.resize import Size
 from cdgp.method.tiles import outputs_of, tiled_evidence
 from cdgp.presets import InferenceSettings
+
+# A forked child has none of torch's threads, and would wait for them for ever.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 class _Recording(NamedTuple):
@@ -24,7 +31,10 @@ class _Recording(NamedTuple):
 
 
 class TorchRuntime:
-    """The inference graph in torch; in float32 and eager where ``inference`` is None."""
+    """The inference graph in torch; in float32 and eager where ``inference`` is None.
+
+    Safe in threads. A child that was forked after it was made uses one thread, and no GPU.
+    """
 
     name = "torch"
 
@@ -34,26 +44,43 @@ class TorchRuntime:
         self.device = device
         self.inference = inference or InferenceSettings()
         precision = getattr(torch, self.inference.precision)
-        self.graph = InferenceGraph(EvidenceGraph(model.network, precision), model.calibration)
+        evidence = EvidenceGraph(model.network, precision)
+        self.graph = InferenceGraph(evidence, model.calibration, model.decision.defect_rate)
         self.graph.to(device)
         self._run: Callable[[Tensor], Outputs] = self.graph
         if self.inference.mode == "compiled":
             self._run = torch.compile(self.graph)
         self._recordings: dict[torch.Size, _Recording] = {}
+        self._recording = threading.Lock()
+        self._process = os.getpid()
 
     @torch.inference_mode()
     def run(self, images: Tensor) -> Outputs:
-        """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores, all on the CPU."""
+        """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores, all on the CPU.
+
+        Raises:
+            SettingsError: a GPU, in a process that was forked after this was made.
+        """
+        self._check_process()
         images = images.to(self.device).contiguous(memory_format=torch.channels_last)
-        by_graph = self.inference.mode == "graph" and self.device.type == "cuda"
-        outputs = self._replay(images) if by_graph else self._run(images)
-        return Outputs(*(part.float().cpu() for part in outputs))
+        if self.inference.mode == "graph" and self.device.type == "cuda":
+            with self._recording:  # its memory holds one input, and one result until it is copied
+                return on_cpu(self._replay(images))
+        return on_cpu(self._run(images))
 
     @torch.inference_mode()
     def run_tiled(self, image: Tensor, window: Size) -> Outputs:
         """(3, H, W) float32 RGB in [0, 1] of any size to maps of that size, by windows (h, w)."""
+        self._check_process()
         evidence = tiled_evidence(self.graph.evidence, image, window)
         return outputs_of(self.graph, evidence, (image.shape[1], image.shape[2]))
+
+    def _check_process(self) -> None:
+        if self.device.type == "cuda" and self._process != os.getpid():
+            raise SettingsError(
+                "a GPU cannot be used in a process forked after the detector was loaded; load it "
+                "in the child, or start processes by spawn"
+            )
 
     def _replay(self, images: Tensor) -> Outputs:
         """Run by a CUDA graph, which is recorded once for each shape of input."""
@@ -76,6 +103,11 @@ class TorchRuntime:
         with torch.cuda.graph(graph):
             outputs = self._run(kept)
         return _Recording(graph, kept, outputs)
+
+
+def on_cpu(outputs: Outputs) -> Outputs:
+    """Copies in float32 where they are not on the CPU already."""
+    return Outputs(*(part.float().cpu() for part in outputs))
 
 
 @dataclass

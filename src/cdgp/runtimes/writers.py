@@ -20,6 +20,7 @@ from cdgp.method.network import Outputs
 from cdgp.progress import Progress
 from cdgp.runtimes.base import INPUT, require_package
 from cdgp.runtimes.card import FORMAT
+from cdgp.runtimes.sealed import SEAL, UNSEALED, sealed
 
 T = TypeVar("T")
 
@@ -109,16 +110,16 @@ def quantised(
 
 
 def save_onnx(proto: Any, metadata: Mapping[str, str], out: Path) -> None:
-    """Write an ``onnx.ModelProto`` whole, with metadata."""
-    for key, value in metadata.items():
+    """Write an ``onnx.ModelProto`` whole, with metadata, sealed."""
+    for key, value in {**metadata, SEAL: UNSEALED}.items():
         proto.metadata_props.add(key=key, value=value)
     with atomic_write(out) as temporary:
-        temporary.write_bytes(proto.SerializeToString())
+        temporary.write_bytes(sealed(proto.SerializeToString()))
 
 
 def save_openvino(network: Any, metadata: Mapping[str, str], out: Path) -> None:
-    """Write both files of an ``openvino.Model``, with metadata; never an .xml without its .bin."""
-    for key, value in metadata.items():
+    """Write both files of an ``openvino.Model``, with metadata, sealed as one."""
+    for key, value in {**metadata, SEAL: UNSEALED}.items():
         network.set_rt_info(value, [FORMAT, key])
     openvino = require_package("openvino")
     try:
@@ -126,6 +127,7 @@ def save_openvino(network: Any, metadata: Mapping[str, str], out: Path) -> None:
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=".export-") as folder:
             made = Path(folder) / out.name
             openvino.save_model(network, made, compress_to_fp16=False)
+            made.write_bytes(sealed(made.read_bytes(), made.with_suffix(".bin").read_bytes()))
             out.unlink(missing_ok=True)  # an earlier .xml must not meet the new weights
             for suffix in (".bin", ".xml"):
                 made.with_suffix(suffix).replace(out.with_suffix(suffix))

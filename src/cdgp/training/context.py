@@ -1,6 +1,8 @@
 """What every stage of training needs beside its data: device, checkpoints, log, progress."""
 
+import ast
 import ctypes
+import functools
 import hashlib
 import json
 import platform
@@ -19,6 +21,9 @@ from cdgp.progress import Progress
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
 """Names of glibc's malloc.h."""
+
+CODE = ("method/*.py", "training/*.py", "data/images.py", "data/decode.py")
+"""Where the code lies that trained weights rest on."""
 
 Log = Callable[[Mapping[str, Any]], None]
 
@@ -72,7 +77,7 @@ def json_log(path: Path | None) -> Log:
 
 
 def stage_key(settings: Settings, sha256: str, stage: Literal["dual_gp", "student"]) -> str:
-    """Digest of everything that a stage's result depends on.
+    """Digest of everything that a stage's result depends on, the code that trains it included.
 
     ``sha256`` is that of the images that the stage depends on, see ``WeakSplit``.
     """
@@ -85,8 +90,20 @@ def stage_key(settings: Settings, sha256: str, stage: Literal["dual_gp", "studen
             "pooling_sharpness": used["calibration"]["pooling_sharpness"],
         }
         parts["dual_gp"] = {k: v for k, v in used["dual_gp"].items() if k != "no_separation"}
-    text = json.dumps([stage, sha256, parts], sort_keys=True)
+    text = json.dumps([stage, sha256, parts, code_sha256()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.cache
+def code_sha256() -> str:
+    """Digest of the code that trained weights rest on, without its comments and layout.
+
+    After an upgrade that changes it, stages that an earlier version has trained are not used.
+    """
+    package = Path(__file__).parents[1]
+    files = sorted(path for pattern in CODE for path in package.glob(pattern))
+    trees = [ast.dump(ast.parse(path.read_bytes())) for path in files]
+    return hashlib.sha256("\n".join(trees).encode()).hexdigest()
 
 
 def shared_parts(settings: Settings) -> dict[str, Any]:

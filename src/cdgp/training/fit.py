@@ -6,11 +6,13 @@ from importlib.metadata import version
 from typing import Any
 
 from cdgp.artifact import Decision, Model
+from cdgp.audit.types import count
 from cdgp.data.manifest import WeakSplit
+from cdgp.data.splits import CLASSES
 from cdgp.errors import SettingsError, TrainingError
 from cdgp.method.build import assemble
-from cdgp.method.calibration import Calibration, image_probability
-from cdgp.method.graph import EvidenceGraph
+from cdgp.method.calibration import Calibration, ImageCalibrator, image_probability
+from cdgp.method.graph import EvidenceGraph, SurprisalTable, check_table
 from cdgp.metrics.reliability import false_reject_threshold
 from cdgp.presets import DecisionSettings, InferenceSettings, Settings
 from cdgp.runtimes import Runtime
@@ -55,13 +57,12 @@ def train(data: WeakSplit, settings: Settings, context: TrainingContext) -> Mode
     dataset = WeakDataset(data.calibration, inputs)
     collected = collect_evidence(graph, dataset, context.progress)
     calibration = fit_calibration(collected, settings.calibration)
-    image = calibration.image
-    if not data.own_calibration:
-        image = image._replace(notes=(*image.notes, WITHOUT_CALIBRATION))
-        calibration = calibration._replace(image=image)
+    check_table(SurprisalTable(calibration.tail), calibration.tail)
+    image = with_groups(calibration.image, data)
+    calibration = calibration._replace(image=image)
     context.log({"stage": "calibration", "slope": image.slope, "intercept": image.intercept,
                  "notes": image.notes})  # fmt: skip
-    decision = decide(collected, calibration, settings.decision)
+    decision = decide(collected, calibration, settings.decision, data)
     made = provenance(data, dual.separation)
     model = Model(network, calibration, decision, settings, made)
     if device.type == "cuda" and settings.inference != InferenceSettings():
@@ -82,7 +83,7 @@ def check_inference(fast: TorchRuntime, model: Model, dataset: WeakDataset) -> d
         runtimes = (TiledRuntime(plain, dataset.size), TiledRuntime(fast, dataset.size))
     parity = compare(*runtimes, map(dataset.input, range(len(dataset))), model, batches=(1,))
     # A bound on false rejects sets the threshold to the score of one of these images.
-    limit = model.decision.threshold
+    limit = model.decision.balanced
     near = [abs(score - limit) <= MOST_MOVED for score in parity.expected_scores]
     changed = sum(not near[position] for position in parity.changed)
     if changed or parity.pred_score > MOST_MOVED:
@@ -102,21 +103,61 @@ def check_inference(fast: TorchRuntime, model: Model, dataset: WeakDataset) -> d
     }
 
 
+def with_groups(image: ImageCalibrator, data: WeakSplit) -> ImageCalibrator:
+    """The calibrator with the numbers of parts that it rests on, and notes where they are few."""
+    parts = {
+        label: {g for s, g in zip(data.calibration, data.calibration_groups, strict=True)
+                if s.defective == label}
+        for label in (False, True)
+    }  # fmt: skip
+    notes = list(image.notes)
+    for label, word in CLASSES.items():
+        images = sum(s.defective == label for s in data.calibration)
+        if len(parts[label]) == 1 and not (label and images == 1):  # which has its note already
+            many = f" part (group) with {images} images" if images > 1 else " calibration image"
+            notes.append(f"the probability rests on a single {word}{many}")
+    if not data.own_calibration:
+        notes.append(WITHOUT_CALIBRATION)
+    return image._replace(
+        notes=tuple(notes), good_groups=len(parts[False]), defective_groups=len(parts[True])
+    )
+
+
 def decide(
-    collected: CalibrationEvidence, calibration: Calibration, settings: DecisionSettings
+    collected: CalibrationEvidence,
+    calibration: Calibration,
+    settings: DecisionSettings,
+    data: WeakSplit,
 ) -> Decision:
-    """The threshold on the image score: as set, or from held-out good images.
+    """The threshold on the image score, as set or from held-out good parts, and its defect rate.
+
+    Raises:
+        SettingsError: too few good parts for the rate, or a probability without ranking.
+    """
+    decision = threshold_of(collected, calibration, settings, data)
+    if settings.defect_rate is not None:
+        return decision.at(settings.defect_rate)
+    good, bad = data.parts
+    source = f"as {bad} of {good + bad} parts in the training bins"
+    return decision.at(bad / (good + bad), source)
+
+
+def threshold_of(
+    collected: CalibrationEvidence,
+    calibration: Calibration,
+    settings: DecisionSettings,
+    data: WeakSplit,
+) -> Decision:
+    """The threshold at equal numbers of good and defective parts: as set, or from good parts.
 
     The logistic is increasing, so ranks of the pooled evidence are ranks of the probability, and
     the finite-sample bound carries over. A slope of zero would tie all images and is an error,
-    which only the training can show.
-
-    Raises:
-        SettingsError: too few good images for the rate, or a probability without ranking.
+    which only the training can show. Errors as `decide`.
     """
     rate = settings.max_false_rejects
     if rate is None:
-        return Decision(settings.threshold, f"decision.threshold = {settings.threshold:g}", None)
+        source = f"decision.threshold = {settings.threshold:g} at equal numbers of good and "
+        return Decision(settings.threshold, f"{source}defective parts", None)
     if calibration.image.slope == 0:
         raise SettingsError(
             "decision.max_false_rejects: the image probability does not rise with the evidence, so "
@@ -125,7 +166,10 @@ def decide(
         )
     # On the path of prediction, so that an image equal to the threshold's stays on its good side.
     scores = image_probability(collected.pooled, calibration.image)
-    found = false_reject_threshold(scores[~collected.defective].numpy(), rate)
+    good = held_out_groups(data)
+    found = false_reject_threshold(
+        [float(scores[place]) for place, _ in good], rate, [group for _, group in good]
+    )
     threshold = found.threshold
     if threshold >= 1:
         raise SettingsError(
@@ -135,19 +179,35 @@ def decide(
         )
     return Decision(
         threshold,
-        f"at most {rate:.3g} of good parts rejected: from {found.normals} good images that no "
-        f"stage has trained on, the chance that the next good part is rejected is at most "
+        f"at most {rate:.3g} of good parts rejected: from {count(found.groups, 'good part')} "
+        f"(groups) with {count(found.normals, 'image')} that no stage has trained on; the chance "
+        f"that an image of the next good part, of about as many images, is rejected is at most "
         f"{found.bound:.3g}",
         found.bound,
     )
 
 
+def held_out_groups(data: WeakSplit) -> list[tuple[int, int]]:
+    """(place among the calibration images, group) of the good ones of groups not trained on.
+
+    A group of near duplicates may have images in fit too; it tells nothing of a new part.
+    """
+    trained = set(data.fit_groups)
+    return [
+        (place, group)
+        for place, (sample, group) in enumerate(
+            zip(data.calibration, data.calibration_groups, strict=True)
+        )
+        if not sample.defective and group not in trained
+    ]
+
+
 def check_calibration(data: WeakSplit, settings: Settings) -> None:
-    """Check that the good calibration images can support the false-reject rate asked for."""
+    """Check that the good calibration parts can support the false-reject rate asked for."""
     rate = settings.decision.max_false_rejects
     if rate is not None:
-        good, _ = data.counts["calibration"]
-        false_reject_threshold([float(i) for i in range(good)], rate)
+        groups = [group for _, group in held_out_groups(data)]
+        false_reject_threshold([0.0] * len(groups), rate, groups)
 
 
 def provenance(data: WeakSplit, separation: float) -> dict[str, Any]:

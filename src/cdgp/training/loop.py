@@ -1,5 +1,6 @@
 """One loop for both stages: deterministic steps, learning-rate schedule, log, checkpoints."""
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from cdgp.errors import TrainingError
 from cdgp.files import save_tensors
 from cdgp.training.context import TrainingContext
+
+log = logging.getLogger(__name__)
 
 SAVE_SECONDS = 20.0
 LOG_EVERY = 10
@@ -117,6 +120,9 @@ def read_checkpoint(path: Path, cache_key: str) -> Checkpoint | None:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("fingerprint") != cache_key:
+                log.warning(
+                    "%s: was made by other code, settings or images; starts again", path.name
+                )
                 return None
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             return Checkpoint(int(metadata["step"]), float(metadata["seconds"]), tensors)

@@ -1,6 +1,7 @@
 """Find what is wrong with a set of images, before anything is trained."""
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -9,9 +10,11 @@ from cdgp import run_folder
 from cdgp.audit.duplicates import grouped
 from cdgp.audit.findings import Audit, audit
 from cdgp.data import layouts
+from cdgp.data.manifest import Manifest
 from cdgp.data.scan import scan
-from cdgp.errors import SettingsError
-from cdgp.files import absolute, write_text
+from cdgp.errors import OutputError, SettingsError
+from cdgp.files import is_same, write_text
+from cdgp.locks import one_writer
 from cdgp.presets import DataSettings
 from cdgp.progress import Progress, Quiet
 from cdgp.report.check import write_check
@@ -61,27 +64,62 @@ def check_data(
     white = own.white_level if white_level is None else white_level
     first_page = own.first_page if pages is None else pages == "first"
     folder, table = (None if place is None else Path(place) for place in (out, groups))
+    if folder is not None:
+        layouts.check_outside(folder, source, *bins)
+    with ExitStack() as held:
+        if folder is not None:
+            held.enter_context(run_folder.lock(folder, "check"))
+        if table is not None:
+            other = "choose another --groups"
+            held.enter_context(one_writer(table.parent, "check", other, table))
+        _check_places(folder, table, overwrite)
+        manifest, notices = layouts.find(source, *bins)
+        _check_not_read(table, source, manifest)
+        with (progress or Quiet()).phase("Reading images", len(manifest.samples)) as advance:
+            scanned = scan(manifest, white, advance, first_page)
+        found, page = audit(scanned, white, notices), None
+        if folder is not None:
+            page = _write(folder, source.name, manifest, found, white, first_page)
+        if table is not None:
+            together = grouped(manifest, found)
+            replace(together, root=table.resolve().parent).write_csv(table)
+    return CheckedData(found, page, table)
+
+
+def _check_places(folder: Path | None, table: Path | None, overwrite: bool) -> None:
+    """Check that nothing of another origin stands where results go."""
     names = (run_folder.CHECK, run_folder.CHECK_PAGE)
     files = [folder / name for name in names] if folder is not None else []
     if folder is not None:
-        layouts.check_outside(folder, source, *bins)
+        run = run_folder.read_run(folder)
+        if run and run.command != "check":
+            kind = run_folder.KINDS[run.command]
+            raise OutputError(f"{folder}: is the folder of {kind}; choose another --out")
+        if (folder / run_folder.MODEL).exists() or (folder / run_folder.SCORES).exists():
+            raise OutputError(f"{folder}: holds the results of a run; choose another --out")
     for path in (*files, *([table] if table is not None else [])):
         if path.exists() and not overwrite:
             raise SettingsError(f"{path}: exists; choose another place or give --overwrite")
         run_folder.check_writable(path, path.parent)
-    manifest, notices = layouts.find(source, *bins)
-    listed = absolute(source) if source.is_file() else absolute(source) / run_folder.MANIFEST
-    read = {*manifest.paths(), *([listed] if listed.is_file() else [])}
-    if table is not None and absolute(table) in read:
+
+
+def _check_not_read(table: Path | None, source: Path, manifest: Manifest) -> None:
+    """Check that the manifest to write is none of the files that are read."""
+    listed = source if source.is_file() else source / run_folder.MANIFEST
+    if table is None or not table.exists():
+        return
+    if any(is_same(table, path) for path in (listed, *manifest.paths())):
         raise SettingsError(f"--groups {table}: is read here; choose another file")
-    with (progress or Quiet()).phase("Reading images", len(manifest.samples)) as advance:
-        scanned = scan(manifest, white, advance, first_page)
-    found = audit(scanned, white, notices)
-    if folder is not None:
-        write_text(files[0], json.dumps(found.record(), indent=1) + "\n")
-        paths = {manifest.name(path): path for path in manifest.paths()}
-        write_check(files[1], f"Check of {source.name}", found, paths, white, first_page)
-    if table is not None:
-        together = grouped(manifest, found)
-        replace(together, root=table.resolve().parent).write_csv(table)
-    return CheckedData(found, files[1] if files else None, table)
+
+
+def _write(
+    folder: Path, name: str, manifest: Manifest, found: Audit, white: int, first_page: bool
+) -> Path:
+    """Write the findings as JSON and as a page; returns the page's path."""
+    run_folder.clear(folder)
+    run_id, page = run_folder.start(folder, "check"), folder / run_folder.CHECK_PAGE
+    record = found.record() | {"run_id": run_id}
+    write_text(folder / run_folder.CHECK, json.dumps(record, indent=1) + "\n")
+    paths = {manifest.name(path): path for path in manifest.paths()}
+    write_check(page, f"Check of {name}", found, paths, white, first_page, run_id)
+    return page

@@ -5,13 +5,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cdgp import run_folder
+from cdgp.artifact import digests
 from cdgp.data import layouts
+from cdgp.data.groups import group_numbers
 from cdgp.data.manifest import Manifest, Sample
 from cdgp.data.scan import digested
 from cdgp.data.splits import check_leaks
@@ -21,6 +23,7 @@ from cdgp.evaluation import (
     image_metrics,
     odd_images,
     pixel_metrics,
+    single_groups,
     true_mask,
 )
 from cdgp.inference import Detector, load
@@ -52,6 +55,7 @@ def evaluate_run(
     defective: str | None = None,
     save_maps: bool = False,
     overwrite: bool = False,
+    defect_rate: float | None = None,
     progress: Progress | None = None,
 ) -> EvaluatedRun:
     """Score labelled images with a trained model; returns rows and metrics.
@@ -65,41 +69,87 @@ def evaluate_run(
         defective: the same of defective images.
         save_maps: also write the raw maps.
         overwrite: replace the results in ``out``.
+        defect_rate: as ``inference.load`` takes it.
         progress: where to show the progress; nowhere where None.
 
     Raises:
         DataError: images or masks that cannot be read, all listed; equal images or one group on
-            two sides of a stated split.
+            two sides of a stated split; a model beside the files of another run.
+        OutputError: another process is writing into ``out``, or it holds something else.
         CdgpError: see ``cdgp.errors``.
     """
     progress, source = progress or Quiet(), Path(data)
-    detector = load(model)
+    detector = load(model, defect_rate=defect_rate)
     names = detector.settings.data
     bins = good or names.good, defective or names.defective
-    folder = None if out is None else Path(out)
-    if folder is not None:
-        layouts.check_outside(folder, source, *bins)
-    manifest = _digested(layouts.load(source, *bins), names, progress)
+    if out is None:
+        data_set = _data_set(Path(model), detector, source, bins, progress)
+        return _score(detector, data_set, None, progress)
+    folder = Path(out)
+    layouts.check_outside(folder, source, *bins)
+    with run_folder.lock(folder, "evaluate"):
+        run_folder.check_free(folder, "evaluate", overwrite, "or give --overwrite")
+        data_set = _data_set(Path(model), detector, source, bins, progress)
+        paths = data_set.manifest.paths()
+        run_id = run_folder.make_results_folder(folder, "evaluate", overwrite, paths)
+        files = ResultFiles(folder, run_id, detector, save_maps)
+        return _score(detector, data_set, files, progress)
+
+
+class _DataSet(NamedTuple):
+    """What is scored, and what of it the model has seen."""
+
+    manifest: Manifest
+    samples: Sequence[Sample]
+    seen: list[str]
+    """Names of the samples that the model was trained on."""
+    computed_on: str
+
+
+def _data_set(
+    model: Path, detector: Detector, source: Path, bins: tuple[str, str], progress: Progress
+) -> _DataSet:
+    """Read what is to be scored; warns of images that the model was trained on.
+
+    Those are recognised by their digests, whatever they are called and whatever the manifest says.
+    """
+    run_id = run_folder.run_id_of(detector.card.provenance)
+    listed = layouts.load(source, *bins)
+    run_folder.check_one_run(model, run_id)  # now: a training may have replaced some files
+    manifest = _digested(listed, detector.settings.data, progress)
     test = manifest.of("test")
     if test:
         check_leaks(manifest)
     samples = test or manifest.samples
-    known = run_folder.trained_on(Path(model))
-    seen = sum(sample.pixel_sha256 in known for sample in samples)
+    older = run_folder.trained_on(model, run_id)
+    known = detector.card.seen | {bytes(row) for row in digests(older).tolist()}
+    seen = [
+        manifest.name(sample.image)
+        for sample in samples
+        if not known.isdisjoint(
+            bytes(row) for row in digests((sample.sha256, sample.pixel_sha256)).tolist()
+        )
+    ]
     computed_on = f"{len(samples)} {'test images' if test else 'images'} of {source}"
     if seen:  # before the long work, so that it can be stopped
-        log.warning("the model was trained on %d of these images: no measure of new ones", seen)
-        computed_on += f", {seen} of which the model was trained on"
-    files = None
-    if folder is not None:
-        run_folder.make_results_folder(folder, overwrite, manifest.paths())
-        files = ResultFiles(folder, detector, save_maps)
-    rows, metrics = score_samples(detector, manifest, samples, files, progress)
-    metrics["computed_on"] = computed_on
+        log.warning(
+            "the model was trained on %d of these images: no measure of new ones", len(seen)
+        )
+        computed_on += f", {len(seen)} of which the model was trained on"
+    return _DataSet(manifest, samples, seen, computed_on)
+
+
+def _score(
+    detector: Detector, data_set: _DataSet, files: ResultFiles | None, progress: Progress
+) -> EvaluatedRun:
+    rows, metrics = score_samples(detector, data_set.manifest, data_set.samples, files, progress)
+    if data_set.seen:
+        metrics["notes"]["trained_on"] = data_set.seen
+    metrics["computed_on"] = data_set.computed_on
     if files is not None:
         files.write_tables(rows, metrics)
-        files.write_report(rows, metrics, computed_on)
-    return EvaluatedRun(folder, rows, metrics, seen)
+        files.write_report(rows, metrics, data_set.computed_on)
+    return EvaluatedRun(files.folder if files else None, rows, metrics, len(data_set.seen))
 
 
 def _digested(manifest: Manifest, data: DataSettings, progress: Progress) -> Manifest:
@@ -129,7 +179,8 @@ def score_samples(
     The pixel metrics take every good image (all of it unmarked) and every defective image with a
     marked mask, at the images' own sizes. A defective image without a mask, or with one that is
     empty or cannot be used, counts in the image metrics alone and is listed in the notes, as are
-    images with warnings. Masks are read after the score.
+    images with warnings. Masks are read after the score. Samples have digests: images of one group
+    or with equal pixels count as one part.
 
     Returns:
         The rows, and the metrics as ``metrics.json`` holds them.
@@ -138,12 +189,13 @@ def score_samples(
         ImageError: an image that cannot be read.
     """
     rows: list[ScoredImage] = []
-    maps, masks, names = MapFile(), list[NDArray[np.bool_]](), list[str]()
+    maps = MapFile(files.folder if files else None)
+    masks, names = list[NDArray[np.bool_]](), list[str]()
     notes: dict[str, list[str]] = defaultdict(list)
     with progress.phase("Evaluation", len(samples)) as advance:
         for sample in samples:
             pixels, warnings = detector.read_with_warnings(sample.image)
-            prediction = detector.predict_pixels(pixels, warnings)
+            prediction = detector.predict_pixels(pixels, warnings, sample.image)
             name = manifest.name(sample.image)
             row = ScoredImage.of(prediction, name, sample.image, sample.split, sample.defective)
             rows.append(row)
@@ -158,8 +210,10 @@ def score_samples(
                 masks.append(mask)
                 names.append(name)
             advance()
+    groups = group_numbers(manifest, samples)
+    notes |= single_groups(rows, groups)
     return rows, {
-        **image_metrics(rows, detector),
+        **image_metrics(rows, detector, groups),
         **pixel_metrics(maps.maps(), masks, names),
         "notes": odd_images(notes, samples),
     }

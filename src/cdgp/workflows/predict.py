@@ -12,14 +12,22 @@ from pathlib import Path
 from cdgp import run_folder
 from cdgp.data.labels import tell_labels
 from cdgp.data.walk import Notice, Search, walk_images
-from cdgp.errors import DataError, ImageError, Interrupted, OutputError
+from cdgp.errors import (
+    CdgpError,
+    DataError,
+    ImageError,
+    Interrupted,
+    ModelFileError,
+    OutputError,
+)
 from cdgp.evaluation import ScoredImage
-from cdgp.files import absolute, digest
+from cdgp.files import absolute, digest, lies_in
 from cdgp.inference import Detector, load
 from cdgp.ledger import Ledger
 from cdgp.progress import Progress, Quiet
 from cdgp.report.html import TrainingFacts
 from cdgp.report.results import ResultFiles
+from cdgp.runtimes.card import Card
 
 SHOWN = 20
 """Messages about unreadable images that a result holds; ``unreadable.csv`` lists all."""
@@ -36,114 +44,147 @@ class PredictedFolder:
     """Number of images that could not be read; ``unreadable.csv`` lists them."""
     problems: list[str]
     """Why, for the first of them."""
+    not_scored: list[str]
+    """What else was found: how many files by reason, with the first names."""
     warned: int
     """Number of scored images with warnings; the column ``warnings`` of ``scores.csv`` has them."""
     warnings: list[str]
     """The first of them, with the image's name."""
-    not_scored: list[str]
-    """What else was found: how many files by reason, with the first names."""
+    refers_to: str
+    """The share of defective parts that the probabilities refer to, in words."""
+    notes: tuple[str, ...]
+    """What weakens the probabilities."""
 
 
 def predict_folder(
     model: str | Path,
-    images: Sequence[str | Path],
+    images: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
     save_maps: bool = False,
     resume: bool = False,
     overwrite: bool = False,
+    defect_rate: float | None = None,
     progress: Progress | None = None,
 ) -> PredictedFolder:
     """Score images without labels; each is decoded and predicted once.
 
-    An image that cannot be read is listed in ``unreadable.csv`` and the others are scored. What
-    else lies in the folders is named in the result and in the report. Memory grows by a few hundred
-    bytes an image at most.
+    An image that cannot be read is listed in ``unreadable.csv`` and the others are scored; so is
+    one that has ended the process twice. What else lies in the folders is named in the result and
+    in the report. Memory grows by a few hundred bytes an image at most.
 
     Args:
         model: as ``inference.load`` takes it.
-        images: image files, and folders that are searched with their sub-folders.
+        images: an image file or a folder that is searched with its sub-folders, or several.
         out: folder for the results.
         save_maps: also write the raw maps.
         resume: go on with the unfinished prediction in ``out``.
-        overwrite: replace the results in ``out``.
+        overwrite: replace the results of an earlier prediction in ``out``.
+        defect_rate: as ``inference.load`` takes it.
         progress: where to show the progress; nowhere where None.
 
     Raises:
+        OutputError: another process is writing into ``out``, or it holds something else.
         Interrupted: stopped by the user; ``resume`` goes on from there.
         CdgpError: see ``cdgp.errors``.
     """
     run_folder.check_not_both(resume, overwrite)
-    folder, detector = Path(out), load(model)
-    for path in map(Path, images):
+    folder = Path(out)
+    given = [images] if isinstance(images, str | os.PathLike) else images
+    detector, model_sha256 = _load(Path(model), defect_rate)
+    for path in map(Path, given):
         if not path.exists():
             raise DataError(f"{path}: no such file or folder")
-    places = outermost([absolute(Path(path)) for path in images])
-    count, not_scored = _counted(places)
-    if not count:
-        also = "".join(f"; {notice.text}" for notice in not_scored)
-        raise DataError(f"{', '.join(map(str, images))}: no images found{also}")
-    _prepare_prediction(folder, places, resume, overwrite)
-    facts = TrainingFacts(audit=[f"Not scored: {notice.text}." for notice in not_scored])
-    with closing(Ledger(folder, _cache_key(Path(model), places, save_maps))) as ledger:
-        if resume:
-            run_folder.remove_leftovers(folder)
-            ledger.forget_unreadable()  # a network share that was away may be back
-        files = ResultFiles(folder, detector, save_maps)
-        try:
-            with (progress or Quiet()).phase("Prediction", count) as advance:
-                for name, path in named_images(places):
-                    if not ledger.has(name):
-                        _predict_one(detector, name, path, files, ledger)
-                    advance()
-            files.write_tables(ledger, None)
-            files.write_report(ledger, None, f"{len(ledger)} images without labels", facts)
-        except KeyboardInterrupt:
-            done = f"interrupted after {len(ledger)} of {count} images"
-            raise Interrupted(f"{done}; --resume goes on from there") from None
-        found = _finished(ledger, folder, [notice.text for notice in not_scored])
-    ledger.path.unlink()
+    places = outermost([absolute(Path(path)) for path in given])
+    if any(place.is_dir() and lies_in(folder, place) for place in places):
+        raise OutputError(f"{folder}: lies in a folder that is scored; choose another --out")
+    cache_key = _cache_key(model_sha256, places, save_maps, detector)
+    with run_folder.lock(folder, "predict"):
+        count, not_scored = _counted(places)
+        if not count:
+            also = "".join(f"; {notice.text}" for notice in not_scored)
+            raise DataError(f"{', '.join(map(str, given))}: no images found{also}")
+        run_id = _prepare_prediction(folder, places, resume, overwrite)
+        facts = TrainingFacts(audit=[f"Not scored: {notice.text}." for notice in not_scored])
+        with closing(Ledger(folder, cache_key)) as ledger:
+            if resume:
+                run_folder.remove_leftovers(folder)
+                ledger.forget_unreadable()  # a network share that was away may be back
+            files = ResultFiles(folder, run_id, detector, save_maps)
+            try:
+                with (progress or Quiet()).phase("Prediction", count) as advance:
+                    for name, path in named_images(places):
+                        if not ledger.has(name):
+                            _predict_one(detector, name, path, files, ledger)
+                        advance()
+                files.write_tables(ledger, None)
+                files.write_report(ledger, None, f"{len(ledger)} images without labels", facts)
+            except KeyboardInterrupt:
+                done = f"interrupted after {len(ledger)} of {count} images"
+                raise Interrupted(f"{done}; --resume goes on from there") from None
+            found = _finished(ledger, files, [notice.text for notice in not_scored], detector.card)
+        ledger.path.unlink()
     return found
 
 
-def _cache_key(model: Path, places: Sequence[Path], save_maps: bool) -> dict[str, str]:
+def _load(model: Path, defect_rate: float | None) -> tuple[Detector, str]:
+    """The detector, and the digest of the file that it was made from."""
+    path = run_folder.model_file(model)
+    before = digest(path) if path.is_file() else ""
+    detector = load(model, defect_rate=defect_rate)
+    if digest(path) != before:
+        raise ModelFileError(f"{path}: was replaced while it was read; start again")
+    return detector, before
+
+
+def _cache_key(
+    model_sha256: str, places: Sequence[Path], save_maps: bool, detector: Detector
+) -> dict[str, str]:
     """What must be the same for a prediction to be resumed, by the words that name it."""
     listed = b"\0".join(os.fsencode(place) for place in places)
     return {
-        "model": digest(run_folder.model_file(model)),
+        "model": model_sha256,
         "--save-maps": str(save_maps),
+        "--defect-rate": repr(detector.card.decision.defect_rate),
         "list of images and folders": hashlib.sha256(listed).hexdigest(),
     }
 
 
-def _prepare_prediction(
-    folder: Path, places: Sequence[Path], resume: bool, overwrite: bool
-) -> None:
-    """Check the folder of a prediction, and make it where a new one starts."""
-    if any(place.is_dir() and absolute(folder).is_relative_to(place) for place in places):
-        raise OutputError(f"{folder}: lies in a folder that is scored; choose another --out")
+def _prepare_prediction(folder: Path, places: Sequence[Path], resume: bool, overwrite: bool) -> str:
+    """Check the folder of a prediction, and start a new one in it or go on; returns the run id."""
     if not resume:
-        run_folder.make_results_folder(folder, overwrite, places, resumable=True)
-        return
+        return run_folder.make_results_folder(folder, "predict", overwrite, places)
     run_folder.check_not_replaced(folder, run_folder.RESULT_FOLDERS, places)
+    run_folder.check_no_links(folder)
     if not (folder / run_folder.LEDGER).is_file():
         raise OutputError(
             f"{folder}: holds no unfinished prediction; leave --resume out to start one"
         )
+    return run_folder.go_on(folder, "predict")
 
 
 def _predict_one(
     detector: Detector, name: str, path: Path, files: ResultFiles, ledger: Ledger
 ) -> None:
+    """Score one image into the files, or list it as unreadable: it never stops the others."""
+    if not ledger.begin(name):
+        problem = f"{path}: the process ended twice while this image was read"
+        ledger.add_unreadable(name, path, f"{problem}; --overwrite tries it again")
+        return
     try:
         pixels, warnings = detector.read_with_warnings(path)
-        prediction = detector.predict_pixels(pixels, warnings)
+        prediction = detector.predict_pixels(pixels, warnings, path)
+        row = ScoredImage.of(prediction, name, path)
+        files.add(row, pixels, prediction)
     except ImageError as error:
-        ledger.add_unreadable(name, path, error)
-        return
-    row = ScoredImage.of(prediction, name, path)
-    files.add(row, pixels, prediction)
-    ledger.add(row)
+        ledger.add_unreadable(name, path, str(error))
+    except CdgpError:  # a full disk, for one: it would be the same for every image
+        raise
+    except Exception as error:  # no memory, or a decoder's own error
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        ledger.add_unreadable(name, path, f"{path}: cannot be scored: {reason}")
+    else:
+        ledger.add(row)
 
 
 def _counted(places: Sequence[Path]) -> tuple[int, list[Notice]]:
@@ -171,18 +212,21 @@ def searched(places: Sequence[Path], search: Search) -> Iterator[Path]:
             yield from walk_images(place, search)
 
 
-def _finished(ledger: Ledger, folder: Path, not_scored: list[str]) -> PredictedFolder:
+def _finished(
+    ledger: Ledger, files: ResultFiles, not_scored: list[str], card: Card
+) -> PredictedFolder:
     """List the unreadable images, and count."""
+    folder = files.folder
     place = folder / run_folder.UNREADABLE
     if ledger.unreadable:
-        ledger.write_unreadable(place)
+        ledger.write_unreadable(place, files.run_id)
     else:
         place.unlink(missing_ok=True)
     problems = [problem for _, problem in islice(ledger.problems(), SHOWN)]
     warned = (f"{row.name}: {'; '.join(row.warnings)}" for row in ledger if row.warnings)
     return PredictedFolder(
-        folder, len(ledger), ledger.rejected, ledger.unreadable, problems,
-        ledger.warned, list(islice(warned, SHOWN)), not_scored,
+        folder, len(ledger), ledger.rejected, ledger.unreadable, problems, not_scored,
+        ledger.warned, list(islice(warned, SHOWN)), card.decision.refers_to, card.image.notes,
     )  # fmt: skip
 
 

@@ -4,18 +4,20 @@ import json
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cdgp import artifact, run_folder
+from cdgp.audit.duplicates import grouped
 from cdgp.audit.findings import Audit, audit
 from cdgp.audit.suspects import Suspect, suspects, write_suspects
 from cdgp.data import layouts
-from cdgp.data.manifest import Manifest
+from cdgp.data.manifest import Manifest, WeakSplit
 from cdgp.data.scan import check_readable, scan
 from cdgp.data.splits import split
 from cdgp.data.walk import Notice
+from cdgp.errors import SettingsError
 from cdgp.evaluation import ScoredImage
-from cdgp.files import shortened, write_text
+from cdgp.files import path_of, shortened, write_text
 from cdgp.inference import Detector
 from cdgp.method.build import pretrained_encoder
 from cdgp.presets import Settings
@@ -68,10 +70,11 @@ def train_run(
         settings: the `lite` preset where None.
         save_maps: also write the raw maps of the test images.
         resume: go on with the interrupted run in ``out``.
-        overwrite: replace an earlier run in ``out``; files of other origin stay.
+        overwrite: replace an earlier training in ``out``; files of other origin stay.
         progress: where to show the progress; nowhere where None.
 
     Raises:
+        OutputError: another process is writing into ``out``, or it holds something else.
         CdgpError: see ``cdgp.errors``; everything that can be is checked before training.
 
     Examples:
@@ -82,22 +85,52 @@ def train_run(
         >>> run.detector.predict("parts/good/001.png").pred_label        # doctest: +SKIP
         False
     """
+    if settings is not None and not isinstance(settings, Settings):
+        raise SettingsError(f'settings = {settings!r}: give cdgp.settings("lite", seed=1), for one')
+    if not isinstance(data, Manifest):
+        data = path_of(data, "data")
     settings, progress = settings or preset_settings(), progress or Quiet()
-    folder = None if out is None else Path(out)
-    if folder is not None:
-        if not isinstance(data, Manifest):
-            layouts.check_outside(folder, Path(data), settings.data.good, settings.data.defective)
+    if out is None:
+        manifest, weak, found = _prepared(data, settings, progress)
+        model = _with_seen(train(weak, settings, new_context(None, None, progress)), manifest)
+        return _evaluate_test(model, manifest, found, None, progress)
+    folder = path_of(out, "out")
+    if not isinstance(data, Manifest):
+        layouts.check_outside(folder, Path(data), settings.data.good, settings.data.defective)
+    with run_folder.lock(folder, "train"):
         run_folder.check_startable(folder, settings, resume, overwrite)
+        manifest, weak, found = _prepared(data, settings, progress)
+        model = _train_into(folder, manifest, weak, found, settings, resume, progress)
+        run_id = run_folder.run_id_of(model.provenance) or run_folder.go_on(folder, "train")
+        place = _Place(folder, run_id, save_maps)
+        return _evaluate_test(model, manifest, found, place, progress)
+
+
+class _Place(NamedTuple):
+    """Where the results of a run go."""
+
+    folder: Path
+    run_id: str
+    save_maps: bool
+
+
+def _prepared(
+    data: str | Path | Manifest, settings: Settings, progress: Progress
+) -> tuple[Manifest, WeakSplit, Audit]:
+    """What training starts from; warns before the long work, so that it can be stopped."""
     manifest, found = prepare_manifest(data, settings, progress)
-    weak = manifest.weak_split()
+    weak = manifest.weak_split(grouped(manifest, found))
     check_calibration(weak, settings)
-    for finding in found.of("warning"):  # before the long work, so that it can be stopped
+    for finding in found.of("warning"):
         log.warning("%s: %s", manifest.root, finding.text.removeprefix(f"{manifest.root}: "))
-    if folder is None:
-        model = train(weak, settings, new_context(None, None, progress))
-    else:
-        model = _train_into(folder, manifest, found, settings, resume, progress)
-    return _evaluate_test(model, manifest, found, folder, save_maps, progress)
+    return manifest, weak, found
+
+
+def _with_seen(model: artifact.Model, manifest: Manifest) -> artifact.Model:
+    """The model with the digests of the images that it was trained and calibrated on."""
+    samples = manifest.of("train")
+    known = [text for sample in samples for text in (sample.sha256, sample.pixel_sha256)]
+    return model._replace(seen=artifact.digests(known))
 
 
 def prepare_manifest(
@@ -127,31 +160,39 @@ def prepare_manifest(
 def _train_into(
     folder: Path,
     manifest: Manifest,
+    weak: WeakSplit,
     found: Audit,
     settings: Settings,
     resume: bool,
     progress: Progress,
 ) -> artifact.Model:
     """Train in a run's folder, or take the model that a resumed run has finished."""
-    kept = (run_folder.CHECKPOINTS, *run_folder.RESULT_FOLDERS)
-    run_folder.check_not_replaced(folder, kept, manifest.paths())
+    run_folder.check_not_replaced(folder, run_folder.OWN_FOLDERS, manifest.paths())
     place = folder / run_folder.MODEL
     if resume:
         run_folder.remove_leftovers(folder)
         finished = artifact.load(place) if place.is_file() else None
+        if finished is not None:
+            run_folder.check_one_run(folder, run_folder.run_id_of(finished.provenance))
         run_folder.check_same_data(folder, manifest.sha256, finished and finished.provenance)
         if finished is not None:
             return finished
+        run_id = run_folder.go_on(folder, "train")
     else:
         pretrained_encoder(settings)  # weights that cannot be loaded must not cost the earlier run
         run_folder.clear(folder)
-    write_text(folder / run_folder.CONFIG, settings.model_dump_json(indent=2) + "\n")
+        run_id = run_folder.start(folder, "train")
+    run_folder.write_config(folder, settings, run_id)
     # Names relative to the run's folder, so that the file can be read where it lies.
-    replace(manifest, root=folder.resolve()).write_csv(folder / run_folder.MANIFEST)
-    write_text(folder / run_folder.CHECK, json.dumps(found.record(), indent=1) + "\n")
+    replace(manifest, root=folder.resolve()).write_csv(folder / run_folder.MANIFEST, run_id)
+    write_text(
+        folder / run_folder.CHECK, json.dumps(found.record() | {"run_id": run_id}, indent=1) + "\n"
+    )
     context = new_context(folder / run_folder.CHECKPOINTS, folder / run_folder.LOG, progress)
-    context.log({"stage": "start", "manifest_sha256": manifest.sha256, "resumed": resume})
-    model = train(manifest.weak_split(), settings, context)
+    begun = {"stage": "start", "run_id": run_id, "manifest_sha256": manifest.sha256}
+    context.log({**begun, "resumed": resume})
+    model = _with_seen(train(weak, settings, context), manifest)
+    model = model._replace(provenance=model.provenance | {"run_id": run_id})
     artifact.save(place, model)
     run_folder.remove_checkpoints(folder)
     return model
@@ -161,8 +202,7 @@ def _evaluate_test(
     model: artifact.Model,
     manifest: Manifest,
     found: Audit,
-    folder: Path | None,
-    save_maps: bool,
+    place: _Place | None,
     progress: Progress,
 ) -> Run:
     """Score the test part of a trained run, look for suspect labels, and write the results."""
@@ -170,16 +210,21 @@ def _evaluate_test(
     # First: the report shows suspects, and so keeps their thumbnails while they are scored.
     doubted = suspects(manifest, model.network.teacher, model.settings, progress)
     keep = [s.path for label in (False, True) for s in shown_suspects(doubted, label)]
-    files = ResultFiles(folder, detector, save_maps, keep) if folder is not None else None
+    folder, files = None, None
+    if place is not None:
+        folder = place.folder
+        files = ResultFiles(folder, place.run_id, detector, place.save_maps, keep)
     rows: list[ScoredImage] = []
     metrics, computed_on = None, "nothing: no test images were set aside"
     if test:
-        rows, metrics = score_samples(detector, manifest, test, files, progress)
+        # Near duplicates are one group to the intervals, and nothing else.
+        joined = grouped(manifest, found)
+        rows, metrics = score_samples(detector, joined, joined.of("test"), files, progress)
         metrics["computed_on"] = computed_on = (
             f"{len(test)} test images that no stage was trained on"
         )
     if files is not None:
-        write_suspects(files.folder / run_folder.SUSPECTS, doubted)
+        write_suspects(files.folder / run_folder.SUSPECTS, doubted, files.run_id)
         if test:
             files.write_tables(rows, metrics)
         facts = TrainingFacts(

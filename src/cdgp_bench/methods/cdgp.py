@@ -23,7 +23,7 @@ from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import WeakSplit
 from cdgp.files import atomic_write, write_text
 from cdgp.method.build import assemble
-from cdgp.method.calibration import Calibration, image_probability
+from cdgp.method.calibration import BALANCED, Calibration, image_probability
 from cdgp.method.graph import EvidenceGraph, InferenceGraph, OutputGraph
 from cdgp.method.network import Evidence, Network
 from cdgp.presets import Settings
@@ -212,7 +212,7 @@ def fit(
             yield Scored(
                 size,
                 found.anomaly_map[0].numpy(),
-                float(image_probability(found.pooled, calibration.image)[0]),
+                float(image_probability(found.pooled, calibration.image, BALANCED)[0]),
                 {
                     "residual": evidence.residual[0].numpy(),
                     "dominance": evidence.dominance[0].numpy(),

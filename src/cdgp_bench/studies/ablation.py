@@ -1,8 +1,10 @@
-"""Rank the choices that the paper leaves open, on calibration images alone.
+"""Rank the choices that the paper leaves open, on calibration images outside every test part.
 
 Both stages train on fit images. The good calibration images of every other group, and all
 defective ones, calibrate. Defects are planted into the other good ones, so that localisation is
-ranked without a human mask. Test images are never read. One row a variant, set, seed, fusion
+ranked without a human mask. Images of any seed's reported test part are never read
+(``protocol.ranking_split``); the committed rows are older, and were ranked on each seed's own
+calibration images, which lie in test parts of other seeds. One row a variant, set, seed, fusion
 weight and tail. Variants are screened at a small size in few steps; the student's rates run at the
 size and the steps of the main comparison, since a slow student loses most in a short run.
 
@@ -29,7 +31,6 @@ from cdgp.data.images import read_image, to_input
 from cdgp.data.layouts import load
 from cdgp.data.manifest import Manifest, WeakSample
 from cdgp.data.scan import digested
-from cdgp.data.splits import split
 from cdgp.inference import resize_map
 from cdgp.method.build import assemble
 from cdgp.method.graph import EvidenceGraph, OutputGraph
@@ -45,6 +46,7 @@ from cdgp.training.dataset import WeakDataset, new_inputs
 from cdgp.training.dual_gp import dual_gp_samples, train_dual_gp
 from cdgp.training.student import TrainedStudent, train_student
 from cdgp_bench.methods import Fit, classifier, mil_topk, padim, supersimplenet
+from cdgp_bench.protocol import ranking_split
 from cdgp_bench.rows import read_rows
 from cdgp_bench.studies import grouped, markdown_table
 from cdgp_bench.synthetic import plant_defect, save
@@ -131,7 +133,11 @@ def main() -> None:
         print(table(given.out))
         return
     torch.set_num_threads(2)
-    done = {(r["dataset"], r["variant"], r["seed"]) for r in read_rows(given.out)}
+    known = read_rows(given.out)
+    if any("outside_tests" not in row for row in known):
+        parser.error(f"--out {given.out}: holds rows that were ranked on images of test parts; "
+                     "choose another file, they do not compare")  # fmt: skip
+    done = {(r["dataset"], r["variant"], r["seed"]) for r in known}
     for seed in given.seeds:
         for name in given.sets:
             todo = [v for v in given.variants if (name, v, seed) not in done]
@@ -166,8 +172,7 @@ class Screening:
         """Split a set, and plant the defects."""
         d = preset("lite").data
         listed = digested(load(data / name, d.good, d.defective), d.white_level)
-        parts = ("fit", "calibration")
-        manifest = split(listed, seed, d.test_fraction, d.calibration_fraction, parts)
+        manifest = ranking_split(listed, d, seed)
         calibrating, planting = halves(manifest)
         whole = [read_image(s.image, d.white_level, d.first_page) for s in planting]
         planted = [
@@ -217,7 +222,7 @@ def rows_of(screening: Screening, variant: str) -> list[dict[str, Any]]:
     began = time.monotonic()
     head = {"dataset": screening.name, "variant": variant, "seed": screening.seed,
             "weight": None, "tail": None, "input_size": SIZES[screening.name],
-            "steps": STEPS}  # fmt: skip
+            "steps": STEPS, "outside_tests": True}  # fmt: skip
     if variant in DUAL_GP_VARIANTS:
         return [head | row for row in dual_gp_rows(screening, variant)]
     if variant in BAG_METHODS:

@@ -38,8 +38,9 @@ from cdgp.method.calibration import BranchStatistics, Calibration, ImageCalibrat
 from cdgp.method.fold import fix_padding, fold_batch_norms
 from cdgp.method.graph import Encoders, EvidenceGraph, InferenceGraph
 from cdgp.presets import settings
+from cdgp.runtimes.base import require_package
 from cdgp.runtimes.onnx import OnnxRuntime
-from cdgp.runtimes.openvino import infer_request
+from cdgp.runtimes.openvino import compiled_for
 from cdgp_bench.measure import harness
 from cdgp_bench.studies import markdown_table
 
@@ -131,9 +132,10 @@ def exported(
     if runtime == "onnxruntime":
         session = OnnxRuntime(data, threads).session
         return lambda: session.run(None, {"images": images})
-    import openvino
+    openvino = require_package("openvino")
 
-    request = infer_request(openvino.Core().read_model(data), list(images.shape), threads)
+    model = openvino.Core().read_model(data)
+    request = compiled_for(model, list(images.shape), threads).create_infer_request()
     return lambda: request.infer({"images": images}, share_inputs=True)
 
 

@@ -39,7 +39,7 @@ def main() -> None:
     plan, progress = read_plan(given.plan), Bars()
     maps: dict[SplitKey, dict[str, list[NDArray[np.float32]]]] = defaultdict(dict)
     shown: dict[SplitKey, list[Sample]] = {}
-    with lock(given.runs):
+    with lock(given.runs, "benchmark"):
         prepared = prepare_all(plan, given.runs, progress, print)
         for run, _ in finished(plan, prepared, given.runs):
             key = run.split_key

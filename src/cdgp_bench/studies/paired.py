@@ -70,7 +70,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def compared(plan: Plan, runs: Path, checkpoints: Path) -> list[Row]:
     """Rows of all pairs and sizes, one category of one set and seed after another."""
     progress = Bars()
-    with lock(runs):
+    with lock(runs, "benchmark"):
         prepared = prepare_all(plan, runs, progress, print)
         found: dict[SplitKey, dict[str, Profile]] = defaultdict(dict)
         for run, row in finished(plan, prepared, runs):

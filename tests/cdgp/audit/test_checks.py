@@ -1,6 +1,7 @@
 """The single checks: files, masks, shortcuts, balance, and what training refuses."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -192,3 +193,21 @@ def test_both_ways_round_of_inks_are_compared_with_the_set(tmp_path: Path, inver
     assert found["colours"].images == found["cmyk"].images == (("good/inks.jpg",),)
     way = "the other way round fits" if inverted else "as read fits"
     assert found["cmyk"].severity == "warning" and way in found["cmyk"].text
+
+
+def test_the_least_budget_counts_parts(tmp_path: Path) -> None:
+    """24 good images are 24 parts; of eight parts, or with near duplicates, there are fewer."""
+    manifest = load_folder(two_bins(tmp_path, good=24, defective=6))
+    budget = kinds(audited(manifest))["false_reject_budget"].text
+    assert "about 4 of 24 good parts" in budget and "can be 0.2 or more" in budget
+    grouped = tuple(
+        replace(s, group=None if s.defective else str(i % 8))
+        for i, s in enumerate(sorted(manifest.samples, key=lambda s: s.defective))
+    )
+    budget = kinds(audited(replace(manifest, samples=grouped)))["false_reject_budget"].text
+    assert "about 1 of 8 good parts" in budget and "can be 0.5 or more" in budget
+    for i in range(6):
+        again = np.clip(surface(i).astype(int) + 3, 0, 255).astype(np.uint8)
+        save_image(tmp_path / f"good/again{i}.png", again)
+    budget = kinds(audited(load_folder(tmp_path)))["false_reject_budget"].text
+    assert "of 24 good parts" in budget, "another exposure of a part is no new part"

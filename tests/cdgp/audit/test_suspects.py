@@ -59,11 +59,11 @@ def test_suspects_are_written_with_their_ranks(tmp_path: Path) -> None:
     path = tmp_path / "suspects.csv"
     found = [suspects.Suspect("a\udcff.png", Path("a.png"), False, "fit", 0.75),
              suspects.Suspect("b.png", Path("b.png"), True, None, 0.5)]  # fmt: skip
-    suspects.write_suspects(path, found)
+    suspects.write_suspects(path, found, "12ab")
     assert path.read_text().splitlines() == [
-        "rank,image,split,label,probability,doubt",
-        "1,a\\udcff.png,fit,good,0.750000,0.750000",
-        "2,b.png,,defective,0.500000,0.500000",
+        "rank,image,split,label,probability,doubt,run_id",
+        "1,a\\udcff.png,fit,good,0.750000,0.750000,12ab",
+        "2,b.png,,defective,0.500000,0.500000,12ab",
     ]
 
 

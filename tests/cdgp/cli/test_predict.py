@@ -9,6 +9,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tests.cdgp.data.profiles import png_with
+from tests.cdgp.workflows.watching import contents
 from tests.helpers import cdgp, noise_image, plain, save_image, snapshot
 
 from cdgp.inference import Detector
@@ -136,8 +137,9 @@ def test_interrupted_prediction_keeps_its_scores(
     assert sorted(path.name for path in seen[2:]) == ["0.png", "1.png"]
     whole = cdgp("predict", model, tmp_path / "images", "--out", tmp_path / "whole")
     assert whole.exit_code == 0
+    ours, theirs = contents(tmp_path / "out"), contents(tmp_path / "whole")
     for name in ("scores.csv", "overlays/0.png.json", "overlays/3.png.json"):
-        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert ours[name] == theirs[name]
     assert not (tmp_path / "out/unfinished.sqlite").exists()
     left = {p.name for p in (tmp_path / "out").rglob("*") if p.suffix != ".json"}
     assert left == {"overlays", *(f"{i}.png.png" for i in range(4)), "scores.csv", "report.html",

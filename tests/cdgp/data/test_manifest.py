@@ -1,11 +1,15 @@
 """The table: what it may look like, what is refused, and that it round-trips."""
 
+import csv
 import dataclasses
 import os
+import tempfile
 import unicodedata
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.helpers import noise_image, raised
 
 from cdgp.data import manifest
@@ -193,3 +197,42 @@ def test_of_a_split() -> None:
 
 def test_words_are_disjoint() -> None:
     assert not set(manifest.GOOD_WORDS) & set(manifest.DEFECTIVE_WORDS)
+
+
+NAMES = st.builds(
+    lambda start, rest: f"{start}{rest}.png",
+    st.sampled_from(["=", "+", "-", "@", "\t", "\r", "'", "'=", "", "=cmd|' C calc'!"]),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), max_size=20),
+)
+GROUPS = st.one_of(
+    st.none(),
+    st.builds(
+        lambda start, rest: f"{start}{rest}".strip() or None,
+        st.sampled_from(["=", "+", "-", "@", "'", "'=", "''-", ""]),
+        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20),
+    ),
+)
+
+
+@given(st.dictionaries(NAMES, st.tuples(GROUPS, st.booleans()), min_size=1, max_size=5))
+def test_paths_and_groups_that_look_like_formulas_come_back(
+    rows: dict[str, tuple[str | None, bool]],
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root, samples = Path(folder), []
+        for number, (name, (group, masked)) in enumerate(rows.items()):
+            place = root / str(number)  # names that differ in case or accents alone stay apart
+            place.mkdir()
+            (place / name).touch()
+            (root / name).touch()
+            masks = (root / name,) if masked else ()
+            samples.append(Sample(place / name, masked, masks, group))
+        samples.append(Sample(root / next(iter(rows)), False))
+        written = Manifest(root, tuple(samples))
+        written.write_csv(root / "written.csv", "1" * 32)
+        assert read_csv(root / "written.csv") == written
+        with (root / "written.csv").open(newline="", encoding="utf-8") as file:
+            header, *cells = csv.reader(file)
+        assert header[-1] == "run_id" and {row[-1] for row in cells} == {"1" * 32}
+        for row in cells:
+            assert not any(cell.startswith(("=", "+", "-", "@", "\t", "\r")) for cell in row)

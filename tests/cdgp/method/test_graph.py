@@ -3,6 +3,7 @@
 import copy
 import math
 import shutil
+from collections.abc import Callable
 
 import pytest
 import timm
@@ -21,13 +22,15 @@ from cdgp.method.graph import (
     Encoders,
     EvidenceGraph,
     InferenceGraph,
+    OutputGraph,
     SurprisalTable,
     TokenHead,
+    check_table,
     cosine,
     head_of,
 )
 from cdgp.method.kernels import linear, spherical_rbf
-from cdgp.method.network import Network, calibrated
+from cdgp.method.network import Evidence, Network, calibrated
 from cdgp.method.resize import upsample_matmul
 from cdgp.method.student import ReverseStudent
 from cdgp.method.tokens import TokenProjection
@@ -229,6 +232,59 @@ def test_table_of_a_poor_tail(scores: Tensor) -> None:
     table = SurprisalTable(tail)
     away = torch.tensor([-10.0, float(scores[0]) - 0.3, float(scores[-1]) + 0.3, 50.0])
     torch.testing.assert_close(table(away), surprisal(away, tail))
+
+
+def flat(share: float, level: float, count: int = 50_000) -> Tensor:
+    """Scores of images whose background is one colour, at a level, and whose parts are not."""
+    alike = int(share * count)
+    parts = torch.randn(count - alike, generator=torch.Generator().manual_seed(1)).exp()
+    return torch.cat([torch.full((alike,), level), parts]).sort().values
+
+
+@pytest.mark.parametrize("tail", ["counting", "pareto"])
+@pytest.mark.parametrize(
+    "scores",
+    [heavy_tailed(100_000), flat(0.8, 0.0), flat(0.8, 3.0), flat(0.3, 9.0), flat(0.9, 1.0)],
+)
+def test_tables_follow_the_tail_and_coarse_ones_are_found(scores: Tensor, tail: str) -> None:
+    """The end of the tail, by counting: between the scores next to each."""
+    fitted = fit_tail(scores, tail, 16.0)
+    table = SurprisalTable(fitted)
+    check_table(table, fitted)
+    if tail == "counting":
+        distinct = scores.unique()[-200:]
+        middles = (distinct[1:] + distinct[:-1]) / 2
+        apart = distinct.diff() > 1e-3 * distinct.diff().mean()
+        ranks = torch.tensor([float((scores > m).sum()) for m in middles])
+        expected = -torch.log((1 + ranks) / (len(scores) + 1))
+        torch.testing.assert_close(table(middles)[apart], expected[apart], atol=0.02, rtol=0)
+    with pytest.raises(TrainingError, match="more than one rank off"):
+        check_table(SurprisalTable(fitted, size=256), fitted)
+
+
+@pytest.mark.parametrize("spoil", [lambda v: v + 0.5, lambda v: v.flip(0), lambda v: v * math.nan])
+def test_a_table_of_other_values_is_found(spoil: Callable[[Tensor], Tensor]) -> None:
+    fitted = fit_tail(heavy_tailed(10_000), "counting", 16.0)
+    table = SurprisalTable(fitted)
+    table.values = spoil(table.values)
+    with pytest.raises(TrainingError, match="more than one rank off"):
+        check_table(table, fitted)
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.5, 0.9])
+def test_the_rate_moves_the_image_score_and_no_map(tiny_run: Run, rate: float) -> None:
+    calibration = tiny_run.detector.model.calibration
+    known = calibration._replace(image=calibration.image._replace(slope=1.0, intercept=0.2))
+    generator = torch.Generator().manual_seed(0)
+    scale, centre = known.image.scale, known.image.centre
+    pooled = centre + scale * torch.randn(4, generator=generator)
+    maps = [torch.randn(4, 16, 16, generator=generator) for _ in range(2)]
+    evidence = Evidence(*maps, pooled)
+    plain, shifted = (OutputGraph(known, r)(evidence, (64, 64)) for r in (0.5, rate))
+    for name in ("anomaly_map", "surprisal", "fused", "pooled"):
+        assert torch.equal(getattr(plain, name), getattr(shifted, name))
+    odds = plain.pred_score / (1 - plain.pred_score) * rate / (1 - rate)
+    torch.testing.assert_close(shifted.pred_score, odds / (1 + odds), atol=1e-6, rtol=1e-5)
 
 
 def test_whole_graph_of_a_trained_run(tiny_run: Run) -> None:

@@ -7,13 +7,19 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from scipy import stats
+from statsmodels.stats.proportion import proportion_confint
 
 from cdgp.errors import DataError, SettingsError
 from cdgp.metrics.ranking import Measure
 from cdgp.metrics.reliability import (
+    at_rate,
+    calibration_error_interval,
     expected_calibration_error,
     false_reject_threshold,
     overkill_and_escape,
+    rate_interval,
     reliability_curve,
 )
 
@@ -111,3 +117,131 @@ def test_overkill_and_escape_by_hand() -> None:
     assert overkill_and_escape([1.0], [0], 0).escape == Measure(None, "no defective image")
     with pytest.raises(SettingsError, match="NaN"):
         overkill_and_escape([1.0], [1], math.nan)
+
+
+def shots_of_parts(
+    parts: int, shots: int, share: float, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """(parts, shots) scores with a variance of one, this share of it between parts."""
+    of_part = np.sqrt(share) * rng.normal(size=(parts, 1))
+    return of_part + np.sqrt(1 - share) * rng.normal(size=(parts, shots))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.95])
+def test_false_rejects_of_parts_stay_below_the_bound(share: float) -> None:
+    """15 parts of 20 shots each: any shot of a new part, realised over 2,000 draws."""
+    rng, draws = np.random.default_rng(0), 2000
+    groups = np.repeat(np.arange(15), 20)
+    rejected, bounds = 0, set()
+    for _ in range(draws):
+        scores = shots_of_parts(16, 20, share, rng)
+        found = false_reject_threshold(scores[:15].ravel(), 0.1, groups)
+        bounds.add(found.bound)
+        rejected += scores[15].max() > found.threshold
+    (bound,) = bounds
+    assert bound == 1 / 16 and (found.groups, found.normals) == (15, 300)
+    assert rejected / draws <= bound + 3 * math.sqrt(bound * (1 - bound) / draws)
+    assert rejected / draws >= bound - 3 * math.sqrt(bound * (1 - bound) / draws), "no ties: met"
+
+
+def test_the_number_of_parts_limits_the_rate_whatever_the_number_of_images() -> None:
+    scores, groups = np.arange(300.0), np.repeat(np.arange(15), 20)
+    with pytest.raises(SettingsError, match=": 15 are held out of training, at least 19 are"):
+        false_reject_threshold(scores, 0.05, groups)
+    assert false_reject_threshold(scores, 0.05).groups == 300
+    with pytest.raises(DataError, match="groups"):
+        false_reject_threshold(scores, 0.05, groups[1:])
+
+
+@pytest.mark.parametrize(("events", "n"), [(0, 1), (0, 12), (1, 1), (3, 24), (24, 24), (7, 200)])
+def test_rate_interval_of_single_images_is_clopper_and_pearsons(events: int, n: int) -> None:
+    values = np.arange(n) < events
+    found = rate_interval(values)
+    assert found == pytest.approx(proportion_confint(events, n, 0.05, "beta"), abs=1e-12)
+    exact = stats.binomtest(events, n).proportion_ci(0.95, "exact")
+    assert found == pytest.approx((exact.low, exact.high), abs=1e-9)
+    in_pairs = rate_interval(np.repeat(values, 2), np.repeat(np.arange(n), 2))
+    assert in_pairs == pytest.approx(found, abs=1e-12), "a second shot of each part tells nothing"
+
+
+@pytest.mark.parametrize("sizes", [[20] * 15, [1, 2, 5, 10, 20] * 4])
+@pytest.mark.parametrize("rate", [0.02, 0.1, 0.5])
+@pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
+def test_rate_intervals_cover_the_rate_of_clustered_images(
+    sizes: list[int], rate: float, share: float
+) -> None:
+    """In at least 95 % of 1,000 draws, less three standard errors of that share."""
+    rng, draws = np.random.default_rng(1), 1000
+    groups, limit = np.repeat(np.arange(len(sizes)), sizes), stats.norm.isf(rate)
+    covered = 0
+    for _ in range(draws):
+        scores = shots_of_parts(len(sizes), max(sizes), share, rng)
+        kept = np.concatenate([row[:size] for row, size in zip(scores, sizes, strict=True)])
+        low, high = rate_interval(kept > limit, groups)
+        covered += low <= rate <= high
+    assert covered / draws >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / draws)
+
+
+@pytest.mark.parametrize(("parts", "shots", "share"), [(45, 1, 0.0), (24, 10, 0.7)])
+@pytest.mark.parametrize("sharpness", [1.0, 0.3, 3.0])
+def test_calibration_error_intervals_cover_the_true_error(
+    parts: int, shots: int, share: float, sharpness: float
+) -> None:
+    """Right, too flat and too steep log-odds; a third of the parts is defective.
+
+    A percentile interval of the same draws never covers the error of a right calibration.
+    """
+    rng, draws = np.random.default_rng(2), 100
+
+    def scored(bad: int) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:
+        labels = np.arange(3 * bad) < bad
+        x = shots_of_parts(3 * bad, shots, share, rng) + np.where(labels, 1, -1)[:, None]
+        log_odds = sharpness * 2 * x - math.log(2)  # of two normal densities, and a prior of 1/3
+        groups = np.repeat(np.arange(3 * bad), shots)
+        return 1 / (1 + np.exp(-log_odds)).ravel(), np.repeat(labels, shots), groups
+
+    probabilities, labels, _ = scored(40_000 // shots)
+    truth = expected_calibration_error(probabilities, labels).value
+    assert truth is not None
+    covered = 0
+    for _ in range(draws):
+        probabilities, labels, groups = scored(parts // 3)
+        low, high = calibration_error_interval(probabilities, labels, groups)
+        found = expected_calibration_error(probabilities, labels).value
+        assert found is not None and low <= found <= high
+        covered += low <= truth <= high
+    assert covered / draws >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / draws)
+
+
+def test_calibration_error_intervals_are_the_same_each_time() -> None:
+    rng = np.random.default_rng(0)
+    probabilities = rng.random(60)
+    labels = rng.random(60) < probabilities
+    once, again = (calibration_error_interval(probabilities, labels) for _ in range(2))
+    assert once == again
+    assert calibration_error_interval(probabilities, labels, seed=1) != once
+
+
+def test_overkill_and_escape_name_the_groups_they_rest_on() -> None:
+    scores, labels = [0.9, 0.1, 0.2, 0.9, 0.9], [0, 0, 0, 1, 1]
+    found = overkill_and_escape(scores, labels, 0.5, groups=[7, 7, 3, 9, 9])
+    assert (found.good_groups, found.defective_groups) == (2, 1)
+    assert found.overkill_interval == rate_interval([True, False, False], [0, 0, 1])
+    assert found.escape_interval == pytest.approx((0, 0.975)), "one part, as 0 of 1"
+    alone = overkill_and_escape(scores[:3], labels[:3], 0.5)
+    assert alone.escape_interval is None and alone.defective_groups == 0
+
+
+def test_a_rate_that_is_stated_puts_the_probabilities_right() -> None:
+    """5 % of 40,000 images are defective; log-odds are those of a balanced logistic."""
+    rng = np.random.default_rng(0)
+    labels = rng.random(40_000) < 0.05
+    log_odds = 2 * (rng.normal(size=40_000) + np.where(labels, 1, -1))
+    balanced = 1 / (1 + np.exp(-log_odds))
+    before = expected_calibration_error(balanced, labels).value
+    after = expected_calibration_error(at_rate(balanced, 0.5, 0.05), labels).value
+    assert before is not None and after is not None
+    assert 0.1 < before < 0.3 and after < 0.02
+    half = (balanced > 0.45) & (balanced < 0.55)
+    assert labels[half].mean() < 0.1, "of images told 0.5"
+    np.testing.assert_array_equal(at_rate([0, 1], 0.5, 0.05), [0, 1])

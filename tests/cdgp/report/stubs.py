@@ -48,7 +48,10 @@ class StubDetector(Detector):
         self.predicted = 0
 
     def predict_pixels(
-        self, pixels: NDArray[np.float32], warnings: tuple[str, ...] = ()
+        self,
+        pixels: NDArray[np.float32],
+        warnings: tuple[str, ...] = (),
+        source: object = None,
     ) -> Prediction:
         self.predicted += 1
         return replace(predicted(pixels.max(axis=2) * 10), warnings=warnings)

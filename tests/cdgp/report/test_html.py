@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from tests.cdgp.report.stubs import ROWS, Page, StubDetector, on_disk
 
+from cdgp import artifact
 from cdgp.evaluation import ScoredImage, image_metrics, pixel_metrics
 from cdgp.report.html import TrainingFacts, format_metrics, training_charts, write_report
 
@@ -93,6 +94,35 @@ def test_report_of_labelled_images(tmp_path: Path) -> None:
     assert written.size < 1_000_000
 
 
+def test_what_rests_on_one_part_has_no_four_digits(tmp_path: Path) -> None:
+    """One defective part: a count in place of a rate, no calibration error, few digits."""
+    detector = StubDetector(notes=("the probability rests on a single defective image",))
+    image = detector.card.image._replace(good_groups=9, defective_groups=1)
+    decision = artifact.Decision(0.54321, "of the test", None).at(0.123456)
+    detector.card = detector.card._replace(image=image, decision=decision)
+    scores = [0.012345, 0.2, 0.3, 0.98765]
+    rows = [on_disk(tmp_path, f"{i}.png", s, i == 3) for i, s in enumerate(scores)]
+    page = write(tmp_path, rows, evaluated(rows, detector), detector).page
+    assert "rests on 9 good and 1 defective part: with a single one, take it as a rank" in page.text
+    assert "12.3 % of parts defective" in page.text
+    assert re.search(r"Escape ?0 of 1 ?95 %: 0\.0 to 97\.5 %, 1 group", page.text)
+    assert "Undefined: a single group of defective images." in page.text
+    assert "Is the probability right?" not in page.text
+    told = set(re.findall(r"P\(defective\) ?([<>]?\d\.\d+)", page.text))
+    assert told == {"<0.1", "0.2", "0.3", ">0.9"}
+    assert f"{decision.threshold:.2g}" in page.text
+    assert f"{decision.threshold:.4g}" not in page.text
+
+
+def test_rates_are_shown_with_their_intervals_and_groups(tmp_path: Path) -> None:
+    rows = [on_disk(tmp_path, f"{r.name}.png", r.pred_score, r.defective) for r in ROWS]
+    page = write(tmp_path, rows, evaluated(rows, StubDetector())).page
+    assert re.search(r"50\.0 % ?95 %: 6\.8 to 93\.2 %, 4 groups", page.text), "2 of 4, exact"
+    assert "4 good and 3 defective groups" in page.text
+    assert "this set's own share of defective images, 42.9 %" in page.text
+    assert "the same number of good and defective parts" in page.text
+
+
 def test_report_needs_nothing_from_outside(tmp_path: Path) -> None:
     rows = [on_disk(tmp_path, "a.png", 0.9, True), on_disk(tmp_path, "b.png", 0.1, False)]
     page = write(tmp_path, rows, evaluated(rows, StubDetector())).page
@@ -104,10 +134,11 @@ def test_report_needs_nothing_from_outside(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows refuses these names")
 def test_report_escapes_names(tmp_path: Path) -> None:
-    names = ["<b>&\"'.png", "[x] {{ 7*7 }} %20#?.png", "🔩 ü.png", os.fsdecode(b"byte\xff.png")]
+    names = ["<b>&\"'.png", "[x] {{ 7*7 }} %20#?.png", "🔩 ü.png", "a\x1b[2J\u202egnp.png",
+             os.fsdecode(b"byte\xff.png")]  # fmt: skip
     rows = [on_disk(tmp_path, f"sub/{name}", 0.9) for name in names]
     page = write(tmp_path, rows, None).page
-    shown = [*names[:3], "byte\\udcff.png"]
+    shown = [*names[:3], "a\\x1b[2J\\u202egnp.png", "byte\\udcff.png"]
     for name in shown:
         assert f"sub/{name}" in page.text
         assert f"Image sub/{name}" in page.all("img", "alt")

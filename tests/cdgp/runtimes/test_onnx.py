@@ -9,24 +9,25 @@ import torch
 import cdgp
 from cdgp.errors import ModelFileError
 from cdgp.runtimes.onnx import OnnxRuntime
+from cdgp.runtimes.sealed import read_exported
 
 
 def test_a_file_and_its_bytes_are_the_same(exported: dict[str, Path]) -> None:
-    by_path = OnnxRuntime(exported["onnx"], threads=1)
+    by_path = OnnxRuntime(read_exported(exported["onnx"]), threads=1)
     by_bytes = OnnxRuntime(exported["onnx"].read_bytes(), threads=1)
-    assert by_path.metadata == by_bytes.metadata
+    assert by_path.signature() == by_bytes.signature()
     image = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     for a, b in zip(by_path.run(image), by_bytes.run(image), strict=True):
         assert a.dtype == torch.float32 and torch.equal(a, b)
 
 
 def test_threads_are_those_asked_for(exported: dict[str, Path]) -> None:
-    options = OnnxRuntime(exported["onnx"], threads=2).session.get_session_options()
+    options = OnnxRuntime(read_exported(exported["onnx"]), threads=2).session.get_session_options()
     assert options.intra_op_num_threads == 2
 
 
 def test_any_layout_of_the_input(exported: dict[str, Path]) -> None:
-    runtime = OnnxRuntime(exported["onnx"], threads=1)
+    runtime = OnnxRuntime(read_exported(exported["onnx"]), threads=1)
     images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     last = images.contiguous(memory_format=torch.channels_last)
     assert torch.equal(runtime.run(images).fused, runtime.run(last).fused)

@@ -10,23 +10,24 @@ from openvino import opset13
 import cdgp
 from cdgp.errors import ModelFileError
 from cdgp.runtimes.openvino import OpenVinoRuntime
+from cdgp.runtimes.sealed import read_exported
 
 
 def test_another_batch_plans_the_graph_again(exported: dict[str, Path]) -> None:
-    runtime = OpenVinoRuntime(exported["openvino"], threads=1)
+    runtime = OpenVinoRuntime(read_exported(exported["openvino"]), threads=1)
     images = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    first = runtime.request
+    first = runtime.plan
     alone = runtime.run(images[:1])
-    assert runtime.request is first
+    assert runtime.plan is first
     together = runtime.run(images)
-    assert runtime.request is not first
+    assert runtime.plan is not first
     torch.testing.assert_close(together.fused[:1], alone.fused, atol=1e-4, rtol=0)
     assert runtime.model.input(0).get_partial_shape()[0].is_dynamic, "the model keeps a free batch"
 
 
 def test_outputs_outlive_the_next_run(exported: dict[str, Path]) -> None:
     """OpenVINO writes into the same memory again; outputs are copies."""
-    runtime = OpenVinoRuntime(exported["openvino"], threads=1)
+    runtime = OpenVinoRuntime(read_exported(exported["openvino"]), threads=1)
     images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     first = runtime.run(images[:1])
     before = first.fused.clone()

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import onnx
 import openvino
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from cdgp.errors import ModelFileError, OutputError
 from cdgp.export import OPSET
 from cdgp.runtimes.card import FORMAT
-from cdgp.runtimes.openvino import OpenVinoRuntime
+from cdgp.runtimes.sealed import read_exported
 from cdgp.runtimes.writers import save_onnx, save_openvino, to_onnx, to_openvino
 
 
@@ -23,6 +24,8 @@ class Broken(torch.nn.Module):
 
 class Unreadable:
     """In place of an ``onnx.ModelProto``."""
+
+    metadata_props: Any = onnx.ModelProto().metadata_props
 
     def SerializeToString(self) -> bytes:
         return b"no graph"
@@ -45,7 +48,7 @@ def test_both_files_of_openvino_are_replaced(exported: dict[str, Path], tmp_path
     out.with_suffix(".bin").write_bytes(b"of an earlier export")
     save_openvino(network, {"format": "second"}, out)
     assert out.with_suffix(".bin").read_bytes() == weights
-    assert OpenVinoRuntime(out, threads=1).metadata["format"] == "second"
+    assert read_exported(out).metadata["format"] == "second"
     assert openvino.Core().read_model(out).get_rt_info([FORMAT, "format"]).astype(str) == "second"
     assert sorted(path.name for path in out.parent.iterdir()) == ["a.bin", "a.xml"]
 

@@ -1,17 +1,22 @@
 """Prediction as a workflow: the command's files, one pass, resumption."""
 
 import csv
+import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.cdgp.workflows.watching import Counted, assert_same_files
 from tests.helpers import Interrupting, cdgp, noise_image, plain, save_image
 
+from cdgp import inference
 from cdgp.data.manifest import Manifest
-from cdgp.errors import Interrupted
+from cdgp.errors import Interrupted, ModelFileError, OutputError
+from cdgp.inference import Detector
 from cdgp.workflows import Run, predict_folder
+from cdgp.workflows import predict as predict_workflow
 from cdgp.workflows.predict import outermost
 
 
@@ -27,7 +32,7 @@ def test_python_and_command_leave_the_same_files(
     assert f"24 scored, {result.rejected} called defective" in done.output
     assert_same_files(ours, theirs)
     assert {path.name for path in ours.iterdir()} == {
-        "maps", "overlays", "report.html", "scores.csv",
+        "maps", "overlays", "report.html", "run.json", "scores.csv",
     }  # fmt: skip
 
 
@@ -125,3 +130,60 @@ def test_a_folder_that_two_places_lead_to_is_scored_once(tiny_run: Run, tmp_path
     result = predict_folder(tiny_run.folder, places, tmp_path / "out")
     assert result.scored == 1 and scored(tmp_path / "out") == ["by_link/1.png"]
     assert "read elsewhere: 1 (real)" in result.not_scored[0]
+
+
+def test_one_folder_may_be_given_as_it_is(
+    surfaces: Manifest, tiny_run: Run, tmp_path: Path
+) -> None:
+    """A text was once walked character by character."""
+    assert tiny_run.folder is not None
+    defective = surfaces.root / "defective"
+    given: list[str | Path | list[Path]] = [str(defective), defective, [defective]]
+    for number, images in enumerate(given):
+        assert predict_folder(tiny_run.folder, images, tmp_path / str(number)).scored == 12
+
+
+def test_a_full_disk_stops_and_an_error_of_one_image_does_not(
+    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tiny_run.folder is not None
+    for i in range(4):
+        noise_image(tmp_path / f"in/{i}.png")
+    errors: list[Exception] = [
+        RuntimeError("can't allocate memory"),
+        MemoryError(),
+        OutputError("full"),
+    ]
+    predict = Detector.predict_pixels
+
+    def predict_pixels(self: Detector, *arguments: Any) -> Any:
+        if errors:
+            raise errors.pop(0)
+        return predict(self, *arguments)
+
+    monkeypatch.setattr(Detector, "predict_pixels", predict_pixels)
+    with pytest.raises(OutputError, match="full"):
+        predict_folder(tiny_run.folder, tmp_path / "in", tmp_path / "out")
+    errors.append(RuntimeError("can't allocate memory"))
+    found = predict_folder(tiny_run.folder, tmp_path / "in", tmp_path / "out", resume=True)
+    assert (found.scored, found.unreadable) == (3, 1)
+    assert "0.png: cannot be scored: RuntimeError: can't allocate memory" in found.problems[0]
+
+
+def test_a_model_that_is_replaced_while_it_is_read_is_told(
+    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digest decides what --resume takes for finished."""
+    assert tiny_run.folder is not None
+    model = tmp_path / "model.safetensors"
+    shutil.copy(tiny_run.folder / "model.safetensors", model)
+
+    def replaced(path: Path) -> Detector:
+        found = inference.load(path)
+        model.write_bytes(model.read_bytes() + b"another")
+        return found
+
+    monkeypatch.setattr(predict_workflow, "load", replaced)
+    with pytest.raises(ModelFileError, match="was replaced while it was read"):
+        predict_folder(model, noise_image(tmp_path / "a.png"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -145,7 +145,7 @@ def test_resumed_run_may_decide_otherwise_but_not_train_otherwise(
         )
     chosen = tiny_settings(decision={"threshold": 0.25})
     resumed = train_run(surfaces.root, out, chosen, resume=True)
-    assert resumed.detector.model.decision.threshold == 0.25
+    assert resumed.detector.model.decision.balanced == 0.25
     assert_same(weights_of(tiny_run), weights_of(resumed))
     with pytest.raises(SettingsError, match=r"other settings \(decision\.threshold\)"):
         train_run(surfaces.root, out, tiny_settings(), resume=True)
@@ -156,7 +156,7 @@ def test_run_leaves_its_files(tiny_run: Run) -> None:
     names = {path.name for path in tiny_run.folder.iterdir()}
     assert names == {
         "check.json", "config.json", "log.jsonl", "manifest.csv", "metrics.json",
-        "model.safetensors", "overlays", "report.html", "scores.csv", "suspects.csv",
+        "model.safetensors", "overlays", "report.html", "run.json", "scores.csv", "suspects.csv",
     }  # fmt: skip
     config = json.loads((tiny_run.folder / "config.json").read_text())
     assert config["dual_gp"]["steps"] == 4

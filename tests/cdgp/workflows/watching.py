@@ -10,6 +10,7 @@ from safetensors import safe_open
 TIMES = re.compile(
     rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?([+-]\d\d:\d\d)?"
     rb'|"seconds": [\d.]+'
+    rb"|(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])"  # a run id
 )
 
 
@@ -23,7 +24,7 @@ class Counted:
 
 
 def contents(folder: Path) -> dict[str, object]:
-    """The content of every file, without the times; of a model, its tensors and metadata."""
+    """The content of every file, without times and run ids; of a model, tensors and metadata."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -40,7 +41,7 @@ def contents(folder: Path) -> dict[str, object]:
 
 
 def assert_same_files(a: Path, b: Path) -> None:
-    """Both folders hold files of the same names with the same contents, but for the times."""
+    """Both folders hold files of the same names and contents, but for times and run ids."""
     ours, theirs = contents(a), contents(b)
     assert ours.keys() == theirs.keys()
     for name, content in ours.items():

@@ -22,7 +22,10 @@ from cdgp.progress import Progress
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
 """Names of glibc's malloc.h."""
 
-CODE = ("method/*.py", "training/*.py", "data/images.py", "data/decode.py")
+CODE = (
+    "method/*.py", "training/*.py", "data/images.py", "data/colours.py", "data/decode.py",
+    "data/formats.py", "data/jpeg*.py", "data/png.py", "data/pnm.py", "data/tiff.py",
+)  # fmt: skip
 """Where the code lies that trained weights rest on."""
 
 Log = Callable[[Mapping[str, Any]], None]

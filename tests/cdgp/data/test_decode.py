@@ -256,6 +256,7 @@ TIFFS: dict[str, Callable[[], Made]] = {
     "tiff-pages": lambda: Made(tiff(np.stack([GREY, GREY]), photometric="minisblack")),
     "tiff-imagej": lambda: Made(tiff(np.stack([GREY, 255 - GREY]), imagej=True)),
     "tiff-raw": lambda: Made(raw_of_a_camera()),
+    "tiff-huge-tag": lambda: Made(tiff(GREY, description="a" * 3_000_000), GREY / 255),
     "tiff-pyramid": lambda: Made(pyramid(), GREY / 255),
     "tiff-jpeg2000": lambda: Made(tiff(COLOUR, compression="jpeg2000"), COLOUR / 255),
     "tiff-jpegxl": lambda: Made(

@@ -305,6 +305,7 @@ OTHERS: dict[str, Callable[[], Made]] = {
     "pgm-largest": lambda: Made(
         b"P5 96 96 1000\n" + DEEP.clip(0, 1000).astype(">u2").tobytes(), DEEP.clip(0, 1000) / 1000
     ),
+    "pgm-header": lambda: Made(b"P5 96 96 255\xff" + GREY.tobytes()),
     "pgm-above": lambda: Made(b"P5 96 96 200\n" + GREY.tobytes()),
     "pgm-several": lambda: Made(encoded(GREY, "PPM") * 2),
     "ppm-plain": lambda: Made(
@@ -322,7 +323,9 @@ MAKERS = JPEGS | PNGS | TIFFS | OTHERS
 
 
 @rows("decoding", MAKERS)
-def test_what_is_refused_and_what_is_read(tmp_path: Path, row: Row) -> None:
+def test_what_is_refused_and_what_is_read(
+    tmp_path: Path, row: Row, caplog: pytest.LogCaptureFixture
+) -> None:
     made: Made = MAKERS[row.id]()
     path = tmp_path / made.name
     assert (made.pixels is None) == (row.result == "refused")
@@ -334,6 +337,7 @@ def test_what_is_refused_and_what_is_read(tmp_path: Path, row: Row) -> None:
     else:
         pixels = made.pixels if made.pixels.ndim == 3 else np.dstack([made.pixels] * 3)
         np.testing.assert_allclose(read(path, made.content), pixels, atol=1e-6)
+    assert not caplog.records, "a decoder's riddle beside our message"
 
 
 def test_the_files_that_are_damaged_above_are_read_whole(tmp_path: Path) -> None:

@@ -424,6 +424,50 @@ def test_whole_pngs_are_those_of_pillow(tmp_path: Path, kind: str) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+TIFF_KINDS: dict[str, Callable[[], bytes]] = {
+    "tiles, LZW": lambda: tiff(COLOUR, tile=(32, 48), compression="lzw"),
+    "tiles, deflate": lambda: tiff(COLOUR[:90, :70], tile=(32, 48), compression="deflate"),
+    "tiles, JPEG": lambda: tiff(COLOUR[:90, :70], tile=(32, 48), compression="jpeg"),
+    "tiles, PackBits": lambda: tiff(GREY[:90, :70], tile=(32, 48), compression="packbits"),
+    "predictor": lambda: strips(compression="deflate", predictor=True),
+    "big endian": lambda: tiff(COLOUR, byteorder=">"),
+    "BigTIFF": lambda: tiff(COLOUR, bigtiff=True),
+    "OME": lambda: tiff(GREY, ome=True),
+    "planes": lambda: tiff(
+        COLOUR.transpose(2, 0, 1), photometric="rgb", planarconfig="separate", rowsperstrip=20,
+        compression="packbits",
+    ),
+    "Zstd": lambda: tiff(COLOUR, compression="zstd"),
+    "YCbCr, JPEG": lambda: encoded(COLOUR, "TIFF", compression="jpeg"),
+    "one bit, group 3": lambda: encoded(GREY > 99, "TIFF", compression="group3"),
+    "one bit, group 4": lambda: encoded(GREY > 99, "TIFF", compression="group4"),
+    "one bit, CCITT": lambda: encoded(GREY > 99, "TIFF", compression="tiff_ccitt"),
+    "one bit, PackBits": lambda: encoded(GREY > 99, "TIFF", compression="packbits"),
+    "palette, LZW": lambda: indexed("tiff_lzw"),
+    "palette, deflate": lambda: indexed("tiff_adobe_deflate"),
+    "CMYK, PackBits": lambda: cmyk_tiff("packbits"),
+}  # fmt: skip
+
+
+def indexed(compression: str) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(COLOUR).quantize(16).save(stream, "TIFF", compression=compression)
+    return stream.getvalue()
+
+
+def cmyk_tiff(compression: str) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(COLOUR).convert("CMYK").save(stream, "TIFF", compression=compression)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("kind", TIFF_KINDS)
+def test_whole_tiffs_are_those_of_pillow(tmp_path: Path, kind: str) -> None:
+    """The checks of strips, tiles and codes refuse nothing that is whole."""
+    content = TIFF_KINDS[kind]()
+    np.testing.assert_allclose(read(tmp_path / "a.tif", content), by_pillow(content), atol=1e-6)
+
+
 # ------------------------------------------------------------------------------------------- scans
 
 

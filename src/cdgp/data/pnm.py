@@ -86,6 +86,8 @@ def _layout(path: Path, data: bytes) -> Layout:
             raise ImageError(
                 f"{path}: its PNM header states no largest value within 1..65535; save it again"
             )
+    if not data[end : end + 1].isspace():
+        raise ImageError(f"{path}: has a broken PNM header; save it again")
     # One white space ends the header of a binary file; all that follows are pixels.
     return Layout(kind < 4, 3 if kind in (3, 6) else 1, height, width, largest, bitmap, end + 1)
 

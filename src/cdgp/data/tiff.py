@@ -6,6 +6,7 @@ the warnings of libjpeg. So the header and the stored segments are judged here f
 
 from __future__ import annotations
 
+import logging
 import math
 import struct
 import zlib
@@ -38,6 +39,9 @@ OWN = {"MINISBLACK": (1, 2), "MINISWHITE": (1,), "RGB": (3, 4)}
 """How many channels tifffile's values may have, by photometric interpretation."""
 MOST_CHANNELS = {"SEPARATED": 6}
 SAVE = "save it as 8- or 16-bit grey or RGB"
+
+# What tifffile logs of damage is a refusal with its reason here; of metadata, it is of no use.
+logging.getLogger("tifffile").setLevel(logging.CRITICAL)
 
 
 def read_tiff_header(path: Path, first_page: bool) -> Header:

@@ -270,7 +270,6 @@ def main() -> None:
     parser.add_argument("--keep", type=Path)
     given = parser.parse_args()
     logging.getLogger("cdgp").setLevel(logging.ERROR)
-    logging.getLogger("tifffile").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as place:
         parsers = Parsers(Path(place), given.keep)
         for name, (seeds, parse) in input_parsers(Path(place), given.only, parsers).items():

@@ -10,7 +10,6 @@ ours sees. All else is a finding: it is counted, and `--keep` keeps the first fi
 import argparse
 import io
 import json
-import logging
 import re
 import tempfile
 from collections import Counter
@@ -275,7 +274,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--keep", type=Path)
     given = parser.parse_args()
-    logging.getLogger("tifffile").setLevel(logging.CRITICAL)
     rows = study(given.inputs, given.keep)
     if given.out is not None:
         lines = ",\n ".join(json.dumps(row) for row in rows)

@@ -256,6 +256,7 @@ TIFFS: dict[str, Callable[[], Made]] = {
     "tiff-pages": lambda: Made(tiff(np.stack([GREY, GREY]), photometric="minisblack")),
     "tiff-imagej": lambda: Made(tiff(np.stack([GREY, 255 - GREY]), imagej=True)),
     "tiff-raw": lambda: Made(raw_of_a_camera()),
+    "tiff-huge-tag": lambda: Made(tiff(GREY, description="a" * 3_000_000), GREY / 255),
     "tiff-pyramid": lambda: Made(pyramid(), GREY / 255),
     "tiff-jpeg2000": lambda: Made(tiff(COLOUR, compression="jpeg2000"), COLOUR / 255),
     "tiff-jpegxl": lambda: Made(
@@ -304,6 +305,7 @@ OTHERS: dict[str, Callable[[], Made]] = {
     "pgm-largest": lambda: Made(
         b"P5 96 96 1000\n" + DEEP.clip(0, 1000).astype(">u2").tobytes(), DEEP.clip(0, 1000) / 1000
     ),
+    "pgm-header": lambda: Made(b"P5 96 96 255\xff" + GREY.tobytes()),
     "pgm-above": lambda: Made(b"P5 96 96 200\n" + GREY.tobytes()),
     "pgm-several": lambda: Made(encoded(GREY, "PPM") * 2),
     "ppm-plain": lambda: Made(
@@ -321,7 +323,9 @@ MAKERS = JPEGS | PNGS | TIFFS | OTHERS
 
 
 @rows("decoding", MAKERS)
-def test_what_is_refused_and_what_is_read(tmp_path: Path, row: Row) -> None:
+def test_what_is_refused_and_what_is_read(
+    tmp_path: Path, row: Row, caplog: pytest.LogCaptureFixture
+) -> None:
     made: Made = MAKERS[row.id]()
     path = tmp_path / made.name
     assert (made.pixels is None) == (row.result == "refused")
@@ -333,6 +337,7 @@ def test_what_is_refused_and_what_is_read(tmp_path: Path, row: Row) -> None:
     else:
         pixels = made.pixels if made.pixels.ndim == 3 else np.dstack([made.pixels] * 3)
         np.testing.assert_allclose(read(path, made.content), pixels, atol=1e-6)
+    assert not caplog.records, "a decoder's riddle beside our message"
 
 
 def test_the_files_that_are_damaged_above_are_read_whole(tmp_path: Path) -> None:
@@ -417,6 +422,50 @@ def test_whole_pngs_are_those_of_pillow(tmp_path: Path, kind: str) -> None:
     expected = values[:, :, :3] * values[:, :, 3:]
     found = images.read_image(tmp_path / "a.png", WHITE)
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+TIFF_KINDS: dict[str, Callable[[], bytes]] = {
+    "tiles, LZW": lambda: tiff(COLOUR, tile=(32, 48), compression="lzw"),
+    "tiles, deflate": lambda: tiff(COLOUR[:90, :70], tile=(32, 48), compression="deflate"),
+    "tiles, JPEG": lambda: tiff(COLOUR[:90, :70], tile=(32, 48), compression="jpeg"),
+    "tiles, PackBits": lambda: tiff(GREY[:90, :70], tile=(32, 48), compression="packbits"),
+    "predictor": lambda: strips(compression="deflate", predictor=True),
+    "big endian": lambda: tiff(COLOUR, byteorder=">"),
+    "BigTIFF": lambda: tiff(COLOUR, bigtiff=True),
+    "OME": lambda: tiff(GREY, ome=True),
+    "planes": lambda: tiff(
+        COLOUR.transpose(2, 0, 1), photometric="rgb", planarconfig="separate", rowsperstrip=20,
+        compression="packbits",
+    ),
+    "Zstd": lambda: tiff(COLOUR, compression="zstd"),
+    "YCbCr, JPEG": lambda: encoded(COLOUR, "TIFF", compression="jpeg"),
+    "one bit, group 3": lambda: encoded(GREY > 99, "TIFF", compression="group3"),
+    "one bit, group 4": lambda: encoded(GREY > 99, "TIFF", compression="group4"),
+    "one bit, CCITT": lambda: encoded(GREY > 99, "TIFF", compression="tiff_ccitt"),
+    "one bit, PackBits": lambda: encoded(GREY > 99, "TIFF", compression="packbits"),
+    "palette, LZW": lambda: indexed("tiff_lzw"),
+    "palette, deflate": lambda: indexed("tiff_adobe_deflate"),
+    "CMYK, PackBits": lambda: cmyk_tiff("packbits"),
+}  # fmt: skip
+
+
+def indexed(compression: str) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(COLOUR).quantize(16).save(stream, "TIFF", compression=compression)
+    return stream.getvalue()
+
+
+def cmyk_tiff(compression: str) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(COLOUR).convert("CMYK").save(stream, "TIFF", compression=compression)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("kind", TIFF_KINDS)
+def test_whole_tiffs_are_those_of_pillow(tmp_path: Path, kind: str) -> None:
+    """The checks of strips, tiles and codes refuse nothing that is whole."""
+    content = TIFF_KINDS[kind]()
+    np.testing.assert_allclose(read(tmp_path / "a.tif", content), by_pillow(content), atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------- scans

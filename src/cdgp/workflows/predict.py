@@ -75,12 +75,7 @@ def predict_folder(
     folder = Path(out)
     given = [images] if isinstance(images, str | os.PathLike) else images
     detector, model_sha256 = _load(Path(model))
-    for path in map(Path, given):
-        if not path.exists():
-            raise DataError(f"{path}: no such file or folder")
-    places = outermost([absolute(Path(path)) for path in given])
-    if any(place.is_dir() and lies_in(folder, place) for place in places):
-        raise OutputError(f"{folder}: lies in a folder that is scored; choose another --out")
+    places = _places(given, folder)
     cache_key = _cache_key(model_sha256, places, save_maps)
     with run_folder.lock(folder, "predict"):
         count = sum(1 for place in places for _ in walk_images(place))
@@ -106,6 +101,17 @@ def predict_folder(
             found = _finished(ledger, files)
         ledger.path.unlink()
     return found
+
+
+def _places(given: Sequence[str | Path], folder: Path) -> list[Path]:
+    """The files and folders to score, none twice; none of them holds the folder of the results."""
+    for path in map(Path, given):
+        if not path.exists():
+            raise DataError(f"{path}: no such file or folder")
+    places = outermost([absolute(Path(path)) for path in given])
+    if any(place.is_dir() and lies_in(folder, place) for place in places):
+        raise OutputError(f"{folder}: lies in a folder that is scored; choose another --out")
+    return places
 
 
 def _load(model: Path) -> tuple[Detector, str]:

@@ -92,12 +92,7 @@ def predict_folder(
     folder = Path(out)
     given = [images] if isinstance(images, str | os.PathLike) else images
     detector, model_sha256 = _load(Path(model), defect_rate)
-    for path in map(Path, given):
-        if not path.exists():
-            raise DataError(f"{path}: no such file or folder")
-    places = outermost([absolute(Path(path)) for path in given])
-    if any(place.is_dir() and lies_in(folder, place) for place in places):
-        raise OutputError(f"{folder}: lies in a folder that is scored; choose another --out")
+    places = _places(given, folder)
     cache_key = _cache_key(model_sha256, places, save_maps, detector)
     with run_folder.lock(folder, "predict"):
         count, not_scored = _counted(places)
@@ -125,6 +120,17 @@ def predict_folder(
             found = _finished(ledger, files, [notice.text for notice in not_scored], detector.card)
         ledger.path.unlink()
     return found
+
+
+def _places(given: Sequence[str | Path], folder: Path) -> list[Path]:
+    """The files and folders to score, none twice; none of them holds the folder of the results."""
+    for path in map(Path, given):
+        if not path.exists():
+            raise DataError(f"{path}: no such file or folder")
+    places = outermost([absolute(Path(path)) for path in given])
+    if any(place.is_dir() and lies_in(folder, place) for place in places):
+        raise OutputError(f"{folder}: lies in a folder that is scored; choose another --out")
+    return places
 
 
 def _load(model: Path, defect_rate: float | None) -> tuple[Detector, str]:

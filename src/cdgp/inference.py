@@ -24,7 +24,7 @@ from cdgp.run_folder import model_file
 from cdgp.runtimes import EXPORTED, Runtime, open_exported
 from cdgp.runtimes.base import is_out_of_memory
 from cdgp.runtimes.card import Card, card_of
-from cdgp.runtimes.torch import TorchRuntime
+from cdgp.runtimes.torch import TorchRuntime, set_threads
 
 MAX_REGIONS = 100
 """An image has at most so many regions: those with the highest peaks."""
@@ -252,7 +252,7 @@ def load(path: str | os.PathLike[str], threads: int | None = None) -> Detector:
         path: ``model.safetensors``, a run's folder, or what ``cdgp export`` wrote (``.onnx``, or
             ``.xml`` with its ``.bin``).
         threads: number that the runtime may use; its own choice where None. In torch this holds
-            for the whole process.
+            for the whole process, and a forked process has one.
 
     Raises:
         ModelFileError: no such file, damaged, not ours, or of a newer version.
@@ -268,7 +268,7 @@ def load(path: str | os.PathLike[str], threads: int | None = None) -> Detector:
         detector = Detector(*open_exported(place, threads))
     else:
         if threads is not None:
-            torch.set_num_threads(threads)
+            set_threads(threads)
         detector = Detector.of(artifact.load(model_file(place)))
     detector._loaded_by = {"path": absolute(place), "threads": threads}
     return detector

@@ -227,7 +227,8 @@ def memory_errors(image: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not is_out_of_memory(error):
+        # The reader of image files gives an ImageError of whatever its decoder raises.
+        if not is_out_of_memory(error.__cause__ if isinstance(error, ImageError) else error):
             raise
         raise ImageError(
             f"{image}: needs more memory than there is; crop it, make it smaller, or use a machine "

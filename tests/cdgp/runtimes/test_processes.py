@@ -115,16 +115,14 @@ def test_forks_pools_and_loaders(
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.shared
-@every_runtime
 @pytest.mark.parametrize("case", ["api-fork-hang/fork_after_predict", "api-input-kinds/api_inputs"])
-def test_reported_cases(tiny_run: Run, exported: dict[str, Path], target: str, case: str) -> None:
+def test_reported_cases(tiny_run: Run, exported: dict[str, Path], case: str) -> None:
     script = SHARED / f"cases/reported_2/{case}.py"
     if not script.is_file():
         pytest.skip(f"{script} is missing")
     done = subprocess.run(
-        [sys.executable, script, model_of(target, tiny_run, exported)],
+        [sys.executable, script, model_of("torch", tiny_run, exported)],
         capture_output=True, text=True, check=False,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "2"},
     )  # fmt: skip

@@ -3,14 +3,20 @@
     cdgp export runs/parts --to onnx --out parts.onnx
     python examples/onnx_numpy.py parts.onnx image.npy     # (H, W, 3) sRGB, uint8
 
-The file holds the size of its input, the calibration and the threshold; only the resize is here.
-Image files are refused: colour profiles, orientation and depth are what cdgp itself reads.
+The file holds the size of its input, the calibration, the threshold, and a digest of all its
+bytes; the resize is here. From bytes, onnxruntime reads no other file. Image files are refused:
+colour profiles, orientation and depth are what cdgp itself reads.
 """
 
+import hashlib
 import json
+import os
 import sys
+from pathlib import Path
 
 import numpy as np
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # onnxruntime looks when it is imported
 import onnxruntime
 
 if not sys.argv[2].endswith(".npy"):
@@ -26,13 +32,19 @@ def weights(inputs: int, outputs: int) -> np.ndarray:
     return (triangle / triangle.sum(1, keepdims=True)).astype(np.float32)
 
 
-session = onnxruntime.InferenceSession(sys.argv[1])
+content = Path(sys.argv[1]).read_bytes()
+session = onnxruntime.InferenceSession(content)
 about = session.get_modelmeta().custom_metadata_map
+head, seal, tail = content.rpartition(about.get("sha256", "none").encode())
+if hashlib.sha256(head + b"0" * 64 + tail).hexdigest().encode() != seal:
+    sys.exit(f"{sys.argv[1]}: has changed since cdgp exported it; export again")
 height, width = json.loads(about["settings"])["input_size"]
 decision, fitted = json.loads(about["decision"]), json.loads(about["image"])
 threshold = decision.get("balanced_threshold") or decision["threshold"]
 
 image = np.load(sys.argv[2]).astype(np.float32) / 255
+if image.std((0, 1)).max() < 0.01:
+    sys.exit(f"{sys.argv[2]}: holds nothing to see, so that it cannot be called good")
 rows, columns = weights(image.shape[0], height), weights(image.shape[1], width)
 image = np.einsum("hy,yxc,wx->chw", rows, image, columns, optimize=True)[None]
 score, pooled, anomaly_map = session.run(["pred_score", "pooled", "anomaly_map"], {"images": image})
@@ -40,5 +52,7 @@ score, pooled, anomaly_map = session.run(["pred_score", "pooled", "anomaly_map"]
 log_odds = fitted["slope"] * (pooled[0] - fitted["centre"]) / fitted["scale"] + fitted["intercept"]
 defective = np.float32(1 / (1 + np.exp(-np.float64(log_odds)))) > np.float32(threshold)
 y, x = np.unravel_index(anomaly_map[0].argmax(), anomaly_map[0].shape)
+if not (np.isfinite(score).all() and np.isfinite(anomaly_map).all()):
+    sys.exit(f"{sys.argv[2]}: the model gives no finite number for it")
 print("defective" if defective else "good", f"{score[0]:.6f}")
 print(f"most anomalous at x = {x / width:.3f}, y = {y / height:.3f} of the image's sides")

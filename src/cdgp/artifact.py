@@ -162,7 +162,7 @@ def digest_of(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str
     for key in sorted(tensors):
         value = tensors[key].detach().cpu().contiguous()
         found.update(f"{key} {value.dtype} {list(value.shape)}".encode())
-        found.update(memoryview(value.flatten().view(torch.uint8).numpy()))
+        found.update(value.flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

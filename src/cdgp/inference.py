@@ -25,7 +25,7 @@ from cdgp.run_folder import model_file
 from cdgp.runtimes import EXPORTED, Runtime, open_exported
 from cdgp.runtimes.base import is_out_of_memory
 from cdgp.runtimes.card import Card, card_of
-from cdgp.runtimes.torch import TorchRuntime
+from cdgp.runtimes.torch import TorchRuntime, set_threads
 
 MAX_REGIONS = 100
 """An image has at most so many regions: those with the highest peaks."""
@@ -262,7 +262,8 @@ def memory_errors(image: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not is_out_of_memory(error):
+        # The reader of image files gives an ImageError of whatever its decoder raises.
+        if not is_out_of_memory(error.__cause__ if isinstance(error, ImageError) else error):
             raise
         raise ImageError(
             f"{image}: needs more memory than there is; crop it, make it smaller, or use a machine "
@@ -289,7 +290,7 @@ def load(
         path: ``model.safetensors``, a run's folder, or what ``cdgp export`` wrote (``.onnx``, or
             ``.xml`` with its ``.bin``).
         threads: number that the runtime may use; its own choice where None. In torch this holds
-            for the whole process.
+            for the whole process, and a forked process has one.
         defect_rate: share of defective parts on the line, which ``pred_score`` then refers to; the
             model's own where None. No decision, map or order of images changes with it.
 
@@ -310,7 +311,7 @@ def load(
         detector = Detector(card, runtime)
     else:
         if threads is not None:
-            torch.set_num_threads(threads)
+            set_threads(threads)
         model = artifact.load(model_file(place))
         if defect_rate is not None:
             model = model._replace(decision=model.decision.at(defect_rate))

@@ -139,7 +139,7 @@ def test_a_table_without_fit_images_is_not_compared_on(
 def test_example_needs_onnxruntime_and_numpy_alone(
     tiny_run: Run, exported: dict[str, Path], tmp_path: Path
 ) -> None:
-    assert len(EXAMPLE.read_text("utf-8").splitlines()) <= 40
+    assert len(EXAMPLE.read_text("utf-8").splitlines()) <= 60
     image = np.random.default_rng(5).integers(0, 255, (150, 91, 3), np.uint8)
     np.save(tmp_path / "image.npy", image)
     code = (
@@ -159,10 +159,25 @@ def test_example_needs_onnxruntime_and_numpy_alone(
     assert float(score) == pytest.approx(expected.pred_score, abs=2e-6)
 
 
+def test_example_refuses_a_changed_file(exported: dict[str, Path], tmp_path: Path) -> None:
+    content = exported["onnx"].read_bytes()
+    (tmp_path / "changed.onnx").write_bytes(
+        content.replace(b'"threshold": 0.5', b'"threshold": 0.9')
+    )
+    onnx.save(onnx.load(exported["onnx"]), tmp_path / "parts.onnx", save_as_external_data=True)
+    np.save(tmp_path / "image.npy", np.zeros((64, 64, 3), np.uint8))
+    for name in ("changed.onnx", "parts.onnx"):
+        done = subprocess.run(
+            [sys.executable, EXAMPLE, name, "image.npy"],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1 and "has changed since cdgp exported it" in done.stderr
+
+
 def test_example_resizes_as_the_product() -> None:
     source = EXAMPLE.read_text("utf-8")
     names: dict[str, Any] = {"np": np}
-    exec(source[source.index("def weights") : source.index("session =")], names)
+    exec(source[source.index("def weights") : source.index("content =")], names)
     image = np.random.default_rng(0).random((150, 91, 3), dtype=np.float32)
     for size in [(64, 64), (160, 96), (150, 32)]:
         rows, columns = names["weights"](150, size[0]), names["weights"](91, size[1])

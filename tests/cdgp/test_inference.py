@@ -3,6 +3,8 @@
 import io
 import os
 import pickle
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
 from tests.cdgp.data.profiles import png_with
-from tests.helpers import noise_image
+from tests.helpers import ROOT, noise_image
 from tests.refused import rows
 
 import cdgp
@@ -206,7 +208,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "paths": lambda folder: [saved(folder)],
     "bytes": lambda folder: saved(folder).read_bytes(),
     "bytearray": lambda folder: bytearray(saved(folder).read_bytes()),
-    "memoryview": lambda _: memoryview(PIXELS),
+    "memoryview": lambda _: PIXELS.data,
     "none": lambda _: None,
     "memory-file": lambda folder: io.BytesIO(saved(folder).read_bytes()),
     "open-file": lambda folder: saved(folder).open("rb"),
@@ -269,7 +271,7 @@ def test_every_row(tiny_run: Run, tmp_path: Path, row: Row) -> None:
         return
     call = CALLS.get(row.id, tiny_run.detector.predict)
     with pytest.raises(SettingsError if row.id in CALLS else ImageError) as raised:
-        call(given)
+        call(given)  # type: ignore[no-untyped-call]
     assert row.says in str(raised.value)
 
 
@@ -316,6 +318,46 @@ def test_short_memory_is_an_error_of_the_image(
     monkeypatch.setattr(tiny_run.detector.runtime, "run", short)
     with pytest.raises(ImageError, match="50 × 40 pixels: needs more memory than there is"):
         tiny_run.detector.predict(PIXELS)
+
+
+LIMITED = """
+import re, resource, sys
+from pathlib import Path
+import cdgp
+
+for path in sys.argv[3:]:
+    detector = cdgp.load(path, threads=1)
+    before = detector.predict(sys.argv[2]).pred_score
+    used = re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())
+    limit = int(used[1]) * 1024 + 500 * 2**20  # pixels alone take 561 MiB
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    try:
+        detector.predict(sys.argv[1])
+    except cdgp.ImageError as error:
+        print(error)
+    assert detector.predict(sys.argv[2]).pred_score == before
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits and counts memory as Linux does")
+def test_an_image_of_49_megapixels_does_not_stop_the_next(tiny_run: Run, tmp_path: Path) -> None:
+    """Whole and by windows, with too little memory for it."""
+    rows = np.tile(np.arange(200, dtype=np.uint8)[:, None, None], (35, 7000, 3))
+    Image.fromarray(rows).save(tmp_path / "large.png", compress_level=1)
+    model = tiny_run.detector.model
+    tiled = model._replace(settings=model.settings.model_copy(update={"tile": True}))
+    artifact.save(tmp_path / "whole.safetensors", model)
+    artifact.save(tmp_path / "tiled.safetensors", tiled)
+    files = ["large.png", saved(tmp_path).name, "whole.safetensors", "tiled.safetensors"]
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, *(tmp_path / name for name in files)],
+        capture_output=True, text=True, check=False,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("needs more memory than there is") == 2, done.stdout
 
 
 def test_other_errors_stay_what_they_are(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def check_signature(
         )
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error of any library says that memory could not be had."""
     return isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)) is not None
 

@@ -17,9 +17,19 @@ from cdgp.method.resize import Size
 from cdgp.method.tiles import outputs_of, tiled_evidence
 from cdgp.presets import InferenceSettings
 
-# A forked child has none of torch's threads, and would wait for them for ever.
+_PROCESS = os.getpid()
+
+
+def set_threads(count: int) -> None:
+    """Set the number of threads of torch, for the whole process; one in a forked child.
+
+    A forked child has none of its parent's threads, and would wait for them for ever.
+    """
+    torch.set_num_threads(count if os.getpid() == _PROCESS else 1)
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
+    os.register_at_fork(after_in_child=lambda: set_threads(1))
 
 
 class _Recording(NamedTuple):

@@ -87,12 +87,16 @@ class Files:
         return out
 
     def trained(
-        self, metadata: dict[str, Any] | None = None, signed: bool = True, **tensors: torch.Tensor
+        self,
+        metadata: dict[str, Any] | None = None,
+        tensors: dict[str, torch.Tensor] | None = None,
+        signed: bool = True,
     ) -> Path:
         """The model file with other tensors, or other values in a part of its metadata."""
         with safe_open(self.model, "pt") as file:
             texts = dict(file.metadata())
-            held = {key: file.get_tensor(key) for key in file.keys()} | tensors  # noqa: SIM118
+            held = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        held |= tensors or {}
         for key, value in (metadata or {}).items():
             new = merged(json.loads(texts[key]), value) if isinstance(value, dict) else value
             texts[key] = json.dumps(new)
@@ -176,10 +180,10 @@ MAKERS: dict[str, Callable[[Files], Path]] = {
     "export-list": lambda f: f.exported(lambda _: None, export="[]"),
     "model-cut": lambda f: f.edited(f.model, lambda content: content[:-1000]),
     "model-flipped": lambda f: f.edited(f.model, flipped),
-    "model-nan": lambda f: f.trained(**{"gps.normal.m": torch.full((8,), math.nan).double()}),
-    "tail-empty": lambda f: f.trained(**{TAIL: f.tail()[:0]}),
-    "tail-unsorted": lambda f: f.trained(**{TAIL: f.tail().flip(0)}),
-    "tail-infinite": lambda f: f.trained(**{TAIL: f.tail().clone().index_fill_(
+    "model-nan": lambda f: f.trained(tensors={"gps.normal.m": torch.full((8,), math.nan).double()}),
+    "tail-empty": lambda f: f.trained(tensors={TAIL: f.tail()[:0]}),
+    "tail-unsorted": lambda f: f.trained(tensors={TAIL: f.tail().flip(0)}),
+    "tail-infinite": lambda f: f.trained(tensors={TAIL: f.tail().clone().index_fill_(
         0, torch.tensor([len(f.tail()) - 1]), math.inf)}),
     "spread-zero": lambda f: f.trained({"calibration": {"residual": {"std": 0.0}}}),
     "slope-negative": lambda f: f.trained({"calibration": {"image": {"slope": -1.0}}}),

@@ -29,6 +29,8 @@ from cdgp.metrics.reliability import (
 
 RATES = {"overkill": ("false_rejects", "good"), "escape": ("misses", "defective")}
 """The count and the label of each rate."""
+PARTS = {"image_auroc": "", "expected_calibration_error": "calibration_"}
+"""How the numbers of groups are called whose digits a metric cannot exceed."""
 
 COLUMNS = (
     "image", "split", "label", "pred_score", "pred_label", "regions", "warnings", "run_id",
@@ -200,6 +202,8 @@ def image_metrics(
             "image_auroc", image_auroc(scores, labels, names=[row.name for row in rows])
         ),
         **_calibration_error(scores, labels, groups, decision.defect_rate, found),
+        "calibration_good_groups": detector.card.image.good_groups,
+        "calibration_defective_groups": detector.card.image.defective_groups,
         "threshold": detector.threshold,
         "threshold_source": decision.source,
         "false_reject_bound": decision.false_reject_bound,
@@ -260,8 +264,9 @@ def value_text(metrics: Mapping[str, Any], name: str) -> str:
         if metrics.get(f"{label}_groups") == 1:
             return f"{metrics[count]} of {metrics[label]}"
         return f"{100 * value:.1f} %"
-    single = 1 in (metrics.get("good_groups"), metrics.get("defective_groups"))
-    return f"{value:.2f}" if name == "image_auroc" and single else f"{value:.4f}"
+    part = PARTS.get(name)
+    groups = [metrics.get(f"{part}{label}_groups") for label in ("good", "defective")]
+    return f"{value:.2f}" if part is not None and 1 in groups else f"{value:.4f}"
 
 
 def interval_text(metrics: Mapping[str, Any], name: str) -> str:

@@ -1,5 +1,7 @@
 """Metrics of labelled images: what rests on a single part, intervals, the share of defects."""
 
+import re
+
 import numpy as np
 import pytest
 from tests.cdgp.report.stubs import StubDetector, row
@@ -85,3 +87,15 @@ def test_a_rate_of_one_part_is_a_count() -> None:
         "a_single_defective_part": ["3.png"],
     }
     assert single_groups(rows[:3], [0, 1, 2]) == {}
+
+
+@pytest.mark.parametrize(("groups", "text"), [(1, r"0\.\d\d"), (2, r"0\.\d{4}"), (0, r"0\.\d{4}")])
+def test_a_calibration_on_one_part_has_no_four_digits(groups: int, text: str) -> None:
+    """Whatever the number of images that it is tested on; 0 is a file that does not say."""
+    detector = StubDetector()
+    image = detector.card.image._replace(good_groups=5, defective_groups=groups)
+    detector.card = detector.card._replace(image=image)
+    found = image_metrics(rows_of([0.1, 0.2, 0.3, 0.7, 0.9], [0, 0, 1, 0, 1]), detector)
+    assert found["calibration_defective_groups"] == groups
+    assert re.fullmatch(text, value_text(found, "expected_calibration_error"))
+    assert re.fullmatch(r"0\.\d{4}", value_text(found, "image_auroc")), "needs no calibration"

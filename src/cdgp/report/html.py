@@ -41,8 +41,8 @@ NAMES = {
 }
 """Name in metrics.json to the field's name."""
 WORDS = {
-    "overkill": "Share of good parts that were rejected.",
-    "escape": "Share of defective parts that passed.",
+    "overkill": "Share of the images of good parts that were rejected.",
+    "escape": "Share of the images of defective parts that passed.",
     "image_auroc": "Chance that a defective part scores above a good one: 1 is perfect, 0.5 is "
     "guessing.",
     "expected_calibration_error": "Mean distance between the predicted probability and the share "
@@ -54,8 +54,8 @@ WORDS = {
 }
 """The same in plain words, in the order of the table."""
 TILES = {
-    "overkill": "{false_rejects} of {good} good parts rejected",
-    "escape": "{misses} of {defective} defective parts passed",
+    "overkill": "{false_rejects} of {good} good images rejected",
+    "escape": "{misses} of {defective} defective images passed",
     "image_auroc": "1 is perfect, 0.5 is guessing",
     "pixel_aupro_30": "of each defect's area found",
 }

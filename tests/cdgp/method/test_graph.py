@@ -278,8 +278,8 @@ def test_the_rate_moves_the_image_score_and_no_map(tiny_run: Run, rate: float) -
     generator = torch.Generator().manual_seed(0)
     scale, centre = known.image.scale, known.image.centre
     pooled = centre + scale * torch.randn(4, generator=generator)
-    maps = [torch.randn(4, 16, 16, generator=generator) for _ in range(2)]
-    evidence = Evidence(*maps, pooled)
+    dominance, residual = torch.randn(2, 4, 16, 16, generator=generator)
+    evidence = Evidence(dominance, residual, pooled)
     plain, shifted = (OutputGraph(known, r)(evidence, (64, 64)) for r in (0.5, rate))
     for name in ("anomaly_map", "surprisal", "fused", "pooled"):
         assert torch.equal(getattr(plain, name), getattr(shifted, name))

@@ -123,8 +123,9 @@ def shots_of_parts(
     parts: int, shots: int, share: float, rng: np.random.Generator
 ) -> NDArray[np.float64]:
     """(parts, shots) scores with a variance of one, this share of it between parts."""
-    of_part = np.sqrt(share) * rng.normal(size=(parts, 1))
-    return of_part + np.sqrt(1 - share) * rng.normal(size=(parts, shots))
+    of_part = math.sqrt(share) * rng.normal(size=(parts, 1))
+    scores: NDArray[np.float64] = of_part + math.sqrt(1 - share) * rng.normal(size=(parts, shots))
+    return scores
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.95])

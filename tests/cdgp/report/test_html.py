@@ -76,8 +76,8 @@ def test_report_of_labelled_images(tmp_path: Path) -> None:
     assert "Line <2>" in page.text
     assert "4 good, 3 defective" in page.text
     assert "with a probability of at most 5 %" in page.text
-    assert "2 of 4 good parts rejected" in page.text
-    assert "2 of 3 defective parts passed" in page.text
+    assert "2 of 4 good images rejected" in page.text
+    assert "2 of 3 defective images passed" in page.text
     assert "Undefined: no marked pixel." in page.text
     assert "Calibration: a single defective image." in page.text
     assert "Defective without a mask" in page.text

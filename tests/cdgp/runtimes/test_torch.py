@@ -14,7 +14,9 @@ def test_the_runtime_runs_the_inference_graph(tiny_run: Run) -> None:
     model = tiny_run.detector.model
     images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        expected = InferenceGraph(EvidenceGraph(model.network), model.calibration)(images)
+        rate = model.decision.defect_rate
+        graph = InferenceGraph(EvidenceGraph(model.network), model.calibration, rate)
+        expected = graph(images)
     outputs = TorchRuntime(model, CPU).run(images)
     for a, b in zip(outputs, expected, strict=True):
         assert a.dtype == torch.float32 and a.device == CPU

@@ -49,6 +49,6 @@ def test_a_stage_key_covers_what_training_imports() -> None:
 @pytest.mark.parametrize("decision", [{"defect_rate": 0.02}, {"threshold": 0.3}])
 def test_decisions_are_no_part_of_a_stages_key(decision: dict[str, float]) -> None:
     for stage in ("dual_gp", "student"):
-        keys = [stage_key(s, "", stage)  # type: ignore[arg-type]
+        keys = [stage_key(s, "", stage)
                 for s in (tiny_settings(), tiny_settings(decision=decision))]  # fmt: skip
         assert keys[0] == keys[1]

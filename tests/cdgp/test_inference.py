@@ -269,9 +269,9 @@ def test_every_row(tiny_run: Run, tmp_path: Path, row: Row) -> None:
         assert 0 <= tiny_run.detector.predict(given).pred_score <= 1
         np.testing.assert_array_equal(given, before)
         return
-    call = CALLS.get(row.id, tiny_run.detector.predict)
+    call: Callable[[Any], object] = CALLS.get(row.id, tiny_run.detector.predict)
     with pytest.raises(SettingsError if row.id in CALLS else ImageError) as raised:
-        call(given)  # type: ignore[no-untyped-call]
+        call(given)
     assert row.says in str(raised.value)
 
 

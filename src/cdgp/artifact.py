@@ -32,7 +32,9 @@ from cdgp.metrics.reliability import at_rate
 from cdgp.presets import Settings, settings_from_json
 
 FORMAT = "cdgp-model"
-VERSION = 1
+VERSION = 2
+READ = ("1", "2")
+"""Versions that can be read; those of version 1 have no digests."""
 TAIL = "calibration.tail_scores"
 SEEN = "provenance.seen"
 SEEN_BYTES = 16
@@ -184,13 +186,13 @@ def load(path: Path) -> Model:
         ) from error
     if metadata.get("format") != FORMAT:
         raise ModelFileError(f"{path}: not a model file of this tool")
-    if metadata.get("version") != str(VERSION):
+    if metadata.get("version") not in READ:
         raise ModelFileError(
-            f"{path}: written in model format {metadata.get('version')}, this cdgp reads format "
-            f"{VERSION}; use the version of cdgp that wrote it, or train again"
+            f"{path}: written in model format {metadata.get('version')}, this cdgp reads formats "
+            f"{' and '.join(READ)}; use the version of cdgp that wrote it, or train again"
         )
-    # Files of earlier versions have no digest.
-    if metadata.get("sha256", (found := digest_of(metadata, tensors))) != found:
+    sealed = metadata["version"] != "1"
+    if sealed and metadata.get("sha256") != digest_of(metadata, tensors):
         raise ModelFileError(
             f"{path}: incomplete or damaged model file: its content has changed since it was "
             "written; copy it again, or train again"

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,10 @@ class Files:
         tensors: dict[str, torch.Tensor] | None = None,
         signed: bool = True,
     ) -> Path:
-        """The model file with other tensors, or other values in a part of its metadata."""
+        """The model file with other tensors, or other values in a part of its metadata.
+
+        Where it is not signed, it is of version 1, or has lost its digest at a version of its own.
+        """
         with safe_open(self.model, "pt") as file:
             texts = dict(file.metadata())
             held = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
@@ -103,6 +107,8 @@ class Files:
         del texts["sha256"]
         if signed:
             texts["sha256"] = digest_of(texts, held)
+        elif metadata is None:
+            texts["version"] = "1"
         save_file(held, self.folder / "m.safetensors", texts)
         return self.folder / "m.safetensors"
 
@@ -135,7 +141,7 @@ def without_digest(content: bytes) -> bytes:
 
 
 def other_threshold(content: bytes) -> bytes:
-    changed = content.replace(b'{"threshold": 0.5', b'{"threshold": 0.9')
+    changed = re.sub(rb'{"threshold": 0.\d', b'{"threshold": 0.9', content)
     assert changed != content
     return changed
 
@@ -190,6 +196,7 @@ MAKERS: dict[str, Callable[[Files], Path]] = {
     "bound-of-two": lambda f: f.trained({"decision": {"false_reject_bound": 2.0}}),
     "provenance-text": lambda f: f.trained({"provenance": "mine"}),
     "model-unsigned": lambda f: f.trained(signed=False),
+    "model-digest-lost": lambda f: f.trained({}, signed=False),
 }  # fmt: skip
 
 

@@ -129,6 +129,7 @@ def bench_latency(
     """
     import json
 
+    _keep_matplotlib_out_of_home()
     from cdgp.errors import OutputError
     from cdgp.files import write_text
     from cdgp.run_folder import lock
@@ -162,6 +163,19 @@ def _print_latency(files: list[dict[str, Any]]) -> None:
             f"{f'{memory:.0f} MiB' if memory else '–':>10}{facts['cold_start_s']:>6.1f} s"
             f"  {facts['file']}"
         )
+
+
+def _keep_matplotlib_out_of_home() -> None:
+    """Let it keep its list of fonts in a folder that goes with the process; before its import."""
+    import atexit
+    import os
+    import shutil
+    import tempfile
+
+    if "MPLCONFIGDIR" not in os.environ:
+        folder = tempfile.mkdtemp(prefix="cdgp-matplotlib-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.environ["MPLCONFIGDIR"] = folder
 
 
 def _require(command: str, packages: list[str]) -> None:

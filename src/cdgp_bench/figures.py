@@ -1,11 +1,6 @@
 """The paper's figures from rows and saved examples."""
 
-import atexit
-import functools
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,20 +17,10 @@ COLOURS = {"final": "#0072b2", "spatial": "#d55e00"}
 
 def new_figure(rows: int, columns: int, size: tuple[float, float]) -> Any:
     """A figure of (width, height) inches, and its axes in rows and columns."""
-    _keep_out_of_home()
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
-
-
-@functools.cache
-def _keep_out_of_home() -> None:
-    """Let matplotlib keep its list of fonts in a folder that goes with the process."""
-    if "MPLCONFIGDIR" not in os.environ:
-        folder = tempfile.mkdtemp(prefix="cdgp-matplotlib-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        os.environ["MPLCONFIGDIR"] = folder
 
 
 def save_figure(figure: Any, path: Path) -> None:

@@ -7,7 +7,7 @@ What else a prediction needs is the ``Card``. Optional packages are imported whe
 from pathlib import Path
 
 from cdgp.runtimes.base import INPUT, Runtime, check_signature, require_package
-from cdgp.runtimes.card import Card, from_metadata
+from cdgp.runtimes.card import Card, check_version, from_metadata
 from cdgp.runtimes.onnx import OnnxRuntime
 from cdgp.runtimes.openvino import OpenVinoRuntime
 from cdgp.runtimes.sealed import check_seal, read_exported
@@ -34,8 +34,9 @@ def open_exported(path: Path, threads: int | None = None) -> tuple[Card, Runtime
         SettingsError: the runtime is not installed.
     """
     exported = read_exported(path)
-    card = from_metadata(exported.metadata, str(path))
+    check_version(exported.metadata, str(path))
     check_seal(exported)
+    card = from_metadata(exported.metadata, str(path))
     runtime = EXPORTED[path.suffix.lower()](exported, threads)
     check_signature(*runtime.signature(), card.settings.input_size, str(path))
     return card, runtime

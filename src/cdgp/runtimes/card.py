@@ -69,8 +69,8 @@ def to_metadata(card: Card) -> dict[str, str]:
     }
 
 
-def from_metadata(metadata: Mapping[str, str], source: str) -> Card:
-    """The card of an exported file; ModelFileError where it is damaged or of another version."""
+def check_version(metadata: Mapping[str, str], source: str) -> None:
+    """Raise ModelFileError where an exported file is not ours, or of another version."""
     if metadata.get("format") != FORMAT:
         raise ModelFileError(f"{source}: not exported by this tool; make it with cdgp export")
     if metadata.get("version") != str(VERSION):
@@ -78,6 +78,11 @@ def from_metadata(metadata: Mapping[str, str], source: str) -> Card:
             f"{source}: exported in format {metadata.get('version')}, this cdgp reads format "
             f"{VERSION}; export the model again, or use the version of cdgp that wrote it"
         )
+
+
+def from_metadata(metadata: Mapping[str, str], source: str) -> Card:
+    """The card of an exported file; ModelFileError where it is damaged or of another version."""
+    check_version(metadata, source)
     try:
         image = json.loads(metadata["image"])
         largest = image.pop("largest_surprisal")

@@ -280,7 +280,7 @@ def test_masks_paired_by_name(cases: Path, caplog: pytest.LogCaptureFixture) -> 
 @pytest.mark.parametrize("kind", ["mixed", "all_empty"])
 def test_empty_masks_of_defective_images(cases: Path, tiny_run: Run, kind: str) -> None:
     case = cases / "mask-empty-defective" / kind
-    manifest = load_folder(case)
+    manifest = digested(load_folder(case))
     _, metrics = score_samples(tiny_run.detector, manifest, manifest.samples, None, Quiet())
     assert metrics["image_auroc"] is not None
     found, notes = kinds(audited(manifest)), metrics["notes"]

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from cdgp.data.decode import EXTENSIONS, UNREADABLE_EXTENSIONS, is_image
 from cdgp.data.labels import LABEL_FOLDER, Told, looks_like_label, named_like_label, tell_labels
 from cdgp.errors import DataError
+from cdgp.files import printable
 
 IMAGES = frozenset({*EXTENSIONS, *UNREADABLE_EXTENSIONS})
 HOLDERS = frozenset({
@@ -297,7 +298,7 @@ def first_names(paths: Sequence[Path]) -> str:
 def tell(notices: Sequence[Notice]) -> None:
     """Notices as log warnings."""
     for notice in notices:
-        log.warning("%s", notice.text)
+        log.warning("%s", printable(notice.text))
 
 
 def add_notices(new: Sequence[Notice], notices: list[Notice] | None) -> None:

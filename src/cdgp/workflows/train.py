@@ -17,7 +17,7 @@ from cdgp.data.splits import split
 from cdgp.data.walk import Notice
 from cdgp.errors import SettingsError
 from cdgp.evaluation import ScoredImage
-from cdgp.files import path_of, shortened, write_text
+from cdgp.files import path_of, printable, shortened, write_text
 from cdgp.inference import Detector
 from cdgp.method.build import pretrained_encoder
 from cdgp.presets import Settings
@@ -122,7 +122,8 @@ def _prepared(
     weak = manifest.weak_split(grouped(manifest, found))
     check_calibration(weak, settings)
     for finding in found.of("warning"):
-        log.warning("%s: %s", manifest.root, finding.text.removeprefix(f"{manifest.root}: "))
+        text = finding.text.removeprefix(f"{manifest.root}: ")
+        log.warning("%s", printable(f"{manifest.root}: {text}"))
     return manifest, weak, found
 
 

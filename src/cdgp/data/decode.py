@@ -26,6 +26,7 @@ from cdgp.data.formats import (
     check_size,
     format_of,
     is_image,
+    orientation_of,
     pillow_values,
     upright,
 )  # fmt: skip
@@ -134,7 +135,7 @@ def _pillow_header(path: Path, form: str, first_page: bool) -> Header:
         # Further frames of a phone's MPO are previews and depth maps of the first.
         pages = 1 if image.format == "MPO" else int(getattr(image, "n_frames", 1))
         check_pages(path, pages, first_page)
-        orientation = int(image.getexif().get(ORIENTATION, 1))
+        orientation = orientation_of(image.getexif().get(ORIENTATION))
         decoder: Decoder = "jpeg" if form == "JPEG" else "pillow"
         return Header(image.height, image.width, orientation, decoder, form)
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from cdgp.data.formats import Header, check_pages
+from cdgp.data.formats import Header, check_pages, orientation_of
 from cdgp.errors import ImageError
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -40,7 +40,7 @@ def read_png_header(path: Path, data: bytes, first_page: bool) -> Header:
     if b"eXIf" in chunks:
         exif.load(chunks[b"eXIf"])
     width, height = (int.from_bytes(header[at : at + 4], "big") for at in (0, 4))
-    return Header(height, width, int(exif.get(ORIENTATION, 1)), "png", "PNG")
+    return Header(height, width, orientation_of(exif.get(ORIENTATION)), "png", "PNG")
 
 
 def decode_png(path: Path, data: bytes) -> tuple[NDArray[Any], float]:

@@ -19,7 +19,14 @@ import tifffile
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from cdgp.data.formats import Header, check_pages, check_size, pillow_values, upright
+from cdgp.data.formats import (
+    Header,
+    check_pages,
+    check_size,
+    orientation_of,
+    pillow_values,
+    upright,
+)
 from cdgp.data.jpeg import check_jpeg
 from cdgp.errors import ImageError
 
@@ -67,7 +74,7 @@ def read_tiff_header(path: Path, first_page: bool) -> Header:
         _check_tags(path, tiff, page)
         height, width = int(page.imagelength), int(page.imagewidth)
         tag = page.tags.get(ORIENTATION)
-        orientation = int(tag.value) if tag else 1
+        orientation = orientation_of(tag.value) if tag else 1
         _check_page(path, page)
         _check_segments(path, page, path.stat().st_size)
         return Header(height, width, orientation, "tiff", "TIFF", number)
@@ -104,6 +111,11 @@ def _check_page(path: Path, page: Any) -> None:
     if int(page.imagedepth) > 1:
         raise ImageError(f"{path}: holds a stack ({page.axes}); save each layer as one image")
     check_size(path, int(page.imagelength), int(page.imagewidth), channels * math.ceil(bits / 8))
+    if photometric == "PALETTE" and 0 < int(np.max(page.colormap)) < 256:
+        raise ImageError(
+            f"{path}: its palette holds 8-bit values where TIFF has 16 bits, so that readers "
+            f"disagree (black, or colours); {SAVE}"
+        )
     if page.compression == OLD_JPEG:
         raise ImageError(f"{path}: old-style JPEG in TIFF is not supported; {SAVE}")
     if not _by_tifffile(page) and (page.compression not in PILLOW or bits > 8):

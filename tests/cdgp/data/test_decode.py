@@ -94,6 +94,13 @@ def odd_sampling() -> bytes:
     return bytes(content)
 
 
+def with_orientation(kind: int, value: bytes) -> bytes:
+    """The JPEG with an EXIF block of one entry, tag 274, of a type (TIFF 6.0) and a value."""
+    entry = struct.pack("<HHI", 274, kind, 1) + value.ljust(4, b"\0")
+    body = b"Exif\0\0II*\0\x08\0\0\0\1\0" + entry + bytes(4)
+    return JPEG[:2] + b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body + JPEG[2:]
+
+
 JPEGS: dict[str, Callable[[], Made]] = {
     "jpeg-hole": lambda: Made(JPEG[: int(len(JPEG) * 0.6)] + END),
     "jpeg-no-end": lambda: Made(JPEG[:-2]),
@@ -108,6 +115,7 @@ JPEGS: dict[str, Callable[[], Made]] = {
     ),
     "jpeg-revision": lambda: Made(JPEG[:11] + b"\7" + JPEG[12:]),
     "jpeg-behind": lambda: Made(JPEG + b"\0" * 5000 + JPEG, by_pillow(JPEG)),
+    "jpeg-exif-orientation": lambda: Made(with_orientation(1, b"\6"), by_pillow(JPEG)),
 }
 
 # -------------------------------------------------------------------------------------------- PNG
@@ -263,6 +271,9 @@ TIFFS: dict[str, Callable[[], Made]] = {
         tiff(COLOUR, compression="jpegxl", compressionargs={"lossless": True}), COLOUR / 255
     ),
     "tiff-lerc": lambda: Made(tiff(COLOUR, compression="lerc"), COLOUR / 255),
+    "tiff-palette-8-bit": lambda: Made(
+        tiff(GREY, photometric="palette", colormap=np.tile(np.arange(256, dtype=np.uint16), (3, 1)))
+    ),
 }
 
 # ----------------------------------------------------------------------------------- other formats
@@ -308,6 +319,10 @@ OTHERS: dict[str, Callable[[], Made]] = {
     "pgm-header": lambda: Made(b"P5 96 96 255\xff" + GREY.tobytes()),
     "pgm-above": lambda: Made(b"P5 96 96 200\n" + GREY.tobytes()),
     "pgm-several": lambda: Made(encoded(GREY, "PPM") * 2),
+    "pgm-behind": lambda: Made(b"P5 96 96 255 # camera\n" + GREY.tobytes()),
+    "pgm-line-ends": lambda: Made(b"P5\r\n96 96\r\n255\r\n" + GREY.tobytes(), GREY / 255),
+    "ppm-plain-more": lambda: Made(b"P2 90 96 255\n" + b" ".join(b"%d" % v for v in GREY.ravel())),
+    "pbm-plain": lambda: Made(b"P1 8 8\n" + b"0 1 2 " * 32),
     "ppm-plain": lambda: Made(
         b"P3 # camera\n96 96\n255\n" + b" ".join(b"%d" % v for v in COLOUR.ravel()), COLOUR / 255
     ),

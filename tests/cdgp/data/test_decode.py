@@ -128,10 +128,18 @@ def chunk(name: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + name + body + checksum
 
 
-def png(pixels: bytes, extra: bytes = b"", end: bytes = chunk(b"IEND", b"")) -> bytes:
-    """An 8-bit RGB PNG of SIDE × SIDE with these compressed rows."""
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + extra + chunk(b"IDAT", pixels) + end
+def png(
+    pixels: bytes,
+    extra: bytes = b"",
+    end: bytes = chunk(b"IEND", b""),
+    size: tuple[int, int] = (SIDE, SIDE),
+    kind: int = 2,
+    interlaced: bool = False,
+) -> bytes:
+    """An 8-bit PNG, RGB unless `kind` says otherwise, with these compressed rows."""
+    height, width = size
+    header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, interlaced)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + extra + chunk(b"IDAT", pixels) + end
 
 
 def png_rows(height: int = SIDE) -> bytes:
@@ -174,6 +182,8 @@ PNGS: dict[str, Callable[[], Made]] = {
     "png-checksum": lambda: Made(without(PNG, 0.5, 1, bytes([PNG[len(PNG) // 2] ^ 1]))),
     "png-adler": lambda: Made(png(zlib.compress(png_rows())[:-4] + b"abcd")),
     "png-rows": lambda: Made(png(zlib.compress(png_rows(SIDE // 2)))),
+    "png-more-rows": lambda: Made(png(zlib.compress(png_rows()), size=(SIDE // 2, SIDE))),
+    "png-transparency": lambda: Made(png(zlib.compress(png_rows()), chunk(b"tRNS", b"\0\7"))),
     "png-cut": lambda: Made(PNG[:-12]),
     "png-critical": lambda: Made(png(zlib.compress(png_rows()), chunk(b"CgBI", b"\0" * 4))),
     "png-palette": lambda: Made(short_palette()),
@@ -187,6 +197,17 @@ PNGS: dict[str, Callable[[], Made]] = {
     ),
     "png-behind": lambda: Made(PNG + b"index\n" * 100, COLOUR / 255),
     "png-exif-behind": lambda: Made(exif_behind(), np.rot90(COLOUR, -1) / 255),
+    "png-exif-damaged": lambda: Made(
+        png(zlib.compress(png_rows()), chunk(b"eXIf", b"damaged!")), COLOUR / 255
+    ),
+    "png-grey-palette": lambda: Made(
+        png(
+            zlib.compress(b"".join(b"\0" + row.tobytes() for row in GREY)),
+            chunk(b"PLTE", bytes(range(48))),
+            kind=0,
+        ),
+        GREY / 255,
+    ),
     "png-frames": lambda: Made(animated("PNG")),
 }
 
@@ -414,6 +435,23 @@ def test_whole_jpegs_are_those_of_pillow(tmp_path: Path, kind: str) -> None:
     content = jpegs()[kind]
     found = read(tmp_path / "a.jpg", content)
     assert np.abs(found - by_pillow(content)).max() < 1e-6
+
+
+@pytest.mark.parametrize("size", [(8, 8), (9, 11), (16, 13), (31, 64)])
+def test_interlaced_pngs_are_read(tmp_path: Path, size: tuple[int, int]) -> None:
+    """The seven passes of PNG 8.2, by its own table of which pixel belongs to which."""
+    table = np.array([[1, 6, 4, 6, 2, 6, 4, 6], [7] * 8, [5, 6] * 4, [7] * 8,
+                      [3, 6, 4, 6, 3, 6, 4, 6], [7] * 8, [5, 6] * 4, [7] * 8])  # fmt: skip
+    values = COLOUR[: size[0], : size[1]]
+    passes = np.tile(table, (4, 8))[: size[0], : size[1]]
+    stored = b"".join(
+        b"\0" + row[of_row == number].tobytes()
+        for number in range(1, 8)
+        for row, of_row in zip(values, passes, strict=True)
+        if (of_row == number).any()
+    )
+    content = png(zlib.compress(stored), size=size, interlaced=True)
+    np.testing.assert_allclose(read(tmp_path / "a.png", content), values / 255, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["1", "L", "P", "P4", "RGB", "RGBA", "LA", "transparent"])

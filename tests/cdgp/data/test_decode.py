@@ -263,6 +263,9 @@ TIFFS: dict[str, Callable[[], Made]] = {
     "tiff-strip-behind": lambda: Made(with_tag(strips(compression="lzw"), 273, 10**8, 1)),
     "tiff-strip-at-0": lambda: Made(with_tag(strips(), 273, 0, 1)),
     "tiff-height": lambda: Made(with_tag(tiff(GREY), 257, SIDE + 40)),
+    "tiff-fewer-rows": lambda: Made(with_tag(strips(), 257, 32)),
+    "tiff-narrower": lambda: Made(with_tag(strips(), 256, SIDE // 2)),
+    "tiff-narrower-lzw": lambda: Made(with_tag(strips(compression="lzw"), 256, SIDE // 2)),
     "tiff-bytes": lambda: Made(with_tag(tiff(GREY), 279, 4000)),
     "tiff-tag": lambda: Made(tiff(GREY).replace(b"\x06\x01\x03\0", b"\x06\x01\x63\0", 1)),
     "tiff-no-photometric": lambda: Made(

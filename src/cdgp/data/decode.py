@@ -51,6 +51,8 @@ ORIENTATION = 0x0112
 
 # Pillow's hard limit stays; its warning between half the limit and the limit goes.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+# So do its riddles about damaged EXIF blocks, which say nothing of the pixels and name no file.
+warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
 
 
 @contextmanager

@@ -151,6 +151,24 @@ def jpeg(stored: NDArray[np.uint8], kept: NDArray[np.bool_]) -> Callable[[Path],
     return make
 
 
+def webp(quality: int, again_as_png: bool, few: bool) -> Callable[[Path], Made]:
+    """Two blobs in lossy WebP; what it marks is what was stored before."""
+
+    def make(folder: Path) -> Made:
+        noise = np.random.default_rng(5).normal(size=(120, 160))
+        marked = ndimage.gaussian_filter(noise, 8) > 0.05
+        rgb = np.dstack([marked * np.uint8(255)] * 3)
+        path = save_image(folder / "m.webp", rgb, quality=quality)
+        with Image.open(path) as image:
+            decoded = np.asarray(image.convert("RGB")).max(axis=2)
+        assert (len(np.unique(decoded)) <= images.FEW_VALUES) == few
+        if again_as_png:
+            path = save_image(folder / "m.png", decoded)
+        return Made(path, marked)
+
+    return make
+
+
 def inverted(folder: Path) -> Made:
     hole = np.ones(SIZE, bool)
     hole[10:14, 10:14] = False
@@ -192,6 +210,8 @@ MAKERS: dict[str, Callable[[Path], Made]] = {
     "faint-blurred": blurred(6, top=90),
     "jpeg": jpeg(VALUES["one-value"], MARKED),
     "jpeg-kinds": jpeg(VALUES["two-kinds"], MARKED & ~LEFT),
+    "webp-few": webp(95, again_as_png=False, few=True),
+    "webp-to-png": webp(80, again_as_png=True, few=False),
     "inverted": inverted,
     "black-on-transparent": black_on_transparent,
     "on-good": on_good,

@@ -292,7 +292,7 @@ def _is_soft(values: NDArray[np.float32], levels: NDArray[np.float32], form: str
         return False
     ranks = np.searchsorted(levels, values)
     flat = _equal_along(ranks, 0) & _equal_along(ranks, 1)
-    if flat[dropped].mean() < 0.5 or _at_both_ends(values):
+    if flat[dropped].mean() < 0.5 or _at_both_ends(values, levels):
         return True
     if few:
         return False
@@ -300,10 +300,15 @@ def _is_soft(values: NDArray[np.float32], levels: NDArray[np.float32], form: str
     return bool(np.median(steps[steps > 0]) <= 1)
 
 
-def _at_both_ends(values: NDArray[np.float32]) -> bool:
+def _at_both_ends(values: NDArray[np.float32], levels: NDArray[np.float32]) -> bool:
     """Whether most values lie near 0 or near the largest: two values, compressed, with faint ones
-    around every mark. Class numbers lie between, too."""
-    shares = values / values.max()
+    around every mark.
+
+    Class numbers lie between, too, or, beside a rim to be ignored, there is one value at the top.
+    """
+    if levels[-2] < (1 - END) * levels[-1]:
+        return False
+    shares = values / levels[-1]
     faint = np.count_nonzero((shares > 0) & (shares <= END))
     full = np.count_nonzero(shares >= 1 - END)
     return bool(min(faint, full) > np.count_nonzero(shares) - faint - full)

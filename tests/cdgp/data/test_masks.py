@@ -55,12 +55,19 @@ def numbered(count: int, dtype: type) -> NDArray[Any]:
     return found
 
 
+def with_rim(classes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """255 around every blob, as Pascal VOC has it."""
+    rim = ndimage.binary_dilation(classes > 0) & (classes == 0)
+    return np.where(rim, np.uint8(255), classes)
+
+
 VALUES: dict[str, NDArray[Any]] = {
     "class-numbers": (1 * MARKED + LEFT + 4 * (MARKED & (np.arange(48) > 25))).astype(np.uint8),
     "ignore-rim": (MARKED + 255 * RIM).astype(np.uint8),
     "two-kinds": (64 * LEFT + 255 * (MARKED & ~LEFT)).astype(np.uint8),
     "sixteen-bit-kinds": (256 * LEFT + 65535 * (MARKED & ~LEFT)).astype(np.uint16),
     "many-classes": numbered(20, np.uint8),
+    "many-classes-and-rim": with_rim(numbered(20, np.uint8)),
     "instances": numbered(300, np.uint16),
     "one-value": MARKED * np.uint8(255),
     "one-small-value": MARKED * np.uint8(1),

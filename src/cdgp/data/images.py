@@ -296,8 +296,10 @@ def _is_soft(values: NDArray[np.float32], levels: NDArray[np.float32], form: str
         return True
     if few:
         return False
-    steps = np.concatenate([np.abs(np.diff(ranks, axis=axis)).ravel() for axis in (0, 1)])
-    return bool(np.median(steps[steps > 0]) <= 1)
+    marked = np.where(values > 0, ranks, np.nan)  # a frequent class has most borders with 0
+    steps = np.concatenate([np.abs(np.diff(marked, axis=axis)).ravel() for axis in (0, 1)])
+    steps = steps[steps > 0]
+    return bool(len(steps)) and bool(np.median(steps) <= 1)
 
 
 def _at_both_ends(values: NDArray[np.float32], levels: NDArray[np.float32]) -> bool:

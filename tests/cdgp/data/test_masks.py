@@ -272,6 +272,13 @@ def test_no_blur_is_taken_for_classes(sigma: float) -> None:
     assert images._is_soft(stored, np.unique(stored), "PNG")
 
 
+def test_a_frequent_first_class_is_not_taken_for_blur() -> None:
+    """Most borders are those of class 1 with the background: a step to the next value."""
+    numbers = numbered(300, np.uint16)
+    numbers = np.where(numbers > 30, 1, numbers).astype(np.float32) / np.float32(65535)
+    assert not images._is_soft(numbers, np.unique(numbers), "PNG")
+
+
 @pytest.mark.parametrize("count", [17, 60, 200])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_class_maps_are_not_taken_for_blur(count: int, seed: int) -> None:

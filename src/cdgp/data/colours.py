@@ -40,7 +40,8 @@ UNMARKED_CMYK = (
 
 ICC_TAG, EXIF_IFD, INTEROP_IFD = 34675, 0x8769, 0xA005
 SRGB_GAMMA, SRGB_PRIMARIES = 0.45455, (0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)
-SRGB_CICP = (1, 13)  # BT.709 primaries, the transfer function of sRGB
+SRGB_CICP = bytes([1, 13, 0, 1])
+"""BT.709 primaries, the transfer function of sRGB, RGB, the full range."""
 
 
 class Stated(NamedTuple):
@@ -141,10 +142,10 @@ def _read_profile(profile: bytes, channels: int) -> Profile:
     try:
         name = ImageCms.getProfileDescription(ImageCms.ImageCmsProfile(io.BytesIO(profile)))
         name = " ".join(name.split())[:60] or "without a name"
-        moved = _largest_move(profile, space) if space else np.inf
+        moved = _largest_move(profile, space, channels) if space else np.inf
     except (ImageCms.PyCMSError, OSError, imagecodecs.CmsError):
         return Profile("", "", damaged)
-    if moved <= SAME:  # also where grey holds an RGB profile: the grey axis is then that of sRGB
+    if moved <= SAME:  # also where grey holds an RGB profile, such as that of a phone
         return Profile("", name)
     if not np.isfinite(moved) and space:
         return Profile("", name, damaged)
@@ -156,11 +157,15 @@ def _read_profile(profile: bytes, channels: int) -> Profile:
     return Profile(space, name)
 
 
-def _largest_move(profile: bytes, space: str) -> float:
-    """How far the transform moves a colour of a coarse grid at most; NaN where it gives none."""
-    steps = np.linspace(0, 1, 256 if space == "gray" else 17 if space == "rgb" else 5)
+def _largest_move(profile: bytes, space: str, channels: int) -> float:
+    """How far the transform moves a colour of a coarse grid at most; NaN where it gives none.
+
+    Of an RGB profile only the greys matter where the image is grey.
+    """
+    greys = channels == 1 and space == "rgb"
+    steps = np.linspace(0, 1, 256 if greys or space == "gray" else 17 if space == "rgb" else 5)
     axes = {"gray": 1, "rgb": 3, "cmyk": 4}[space]
-    points = np.stack(np.meshgrid(*[steps] * axes, indexing="ij"), -1)
+    points = np.stack([steps] * axes if greys else np.meshgrid(*[steps] * axes, indexing="ij"), -1)
     grid = np.asarray(points.reshape(1, -1, axes), np.float32)
     plain = (1 - grid[..., :3]) * (1 - grid[..., 3:]) if space == "cmyk" else grid
     return float(np.abs(_transformed(grid, profile, space) - plain).max())
@@ -192,11 +197,11 @@ def _exif_doubts(image: Image.Image) -> Iterator[str]:
 def _stated_by_png(path: Path) -> Stated:
     """Of a PNG, by its chunks: cICP wins over iCCP, iCCP over sRGB, sRGB over gAMA and cHRM."""
     chunks = dict(_png_chunks(path))
-    if b"cICP" in chunks:
-        primaries, transfer = chunks[b"cICP"][:2]
-        if (primaries, transfer) == SRGB_CICP:
+    if len(cicp := chunks.get(b"cICP", b"")) == len(SRGB_CICP):
+        if cicp == SRGB_CICP:
             return Stated(None, False, True, ())
-        text = f"cICP states colour space {primaries}/{transfer}, not sRGB (1/13): read as sRGB"
+        stated_space = "/".join(str(number) for number in cicp)
+        text = f"cICP states colour space {stated_space}, not sRGB (1/13/0/1): read as sRGB"
         return Stated(None, False, True, (text,))
     if b"iCCP" in chunks:
         try:

@@ -26,6 +26,7 @@ from cdgp.data.formats import (
     check_size,
     format_of,
     is_image,
+    orientation_of,
     pillow_values,
     upright,
 )  # fmt: skip
@@ -50,6 +51,8 @@ ORIENTATION = 0x0112
 
 # Pillow's hard limit stays; its warning between half the limit and the limit goes.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+# So do its riddles about damaged EXIF blocks, which say nothing of the pixels and name no file.
+warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
 
 
 @contextmanager
@@ -134,7 +137,7 @@ def _pillow_header(path: Path, form: str, first_page: bool) -> Header:
         # Further frames of a phone's MPO are previews and depth maps of the first.
         pages = 1 if image.format == "MPO" else int(getattr(image, "n_frames", 1))
         check_pages(path, pages, first_page)
-        orientation = int(image.getexif().get(ORIENTATION, 1))
+        orientation = orientation_of(image.getexif().get(ORIENTATION))
         decoder: Decoder = "jpeg" if form == "JPEG" else "pillow"
         return Header(image.height, image.width, orientation, decoder, form)
 

@@ -75,7 +75,7 @@ def check_pages(path: Path, pages: int, first_page: bool) -> None:
     if pages > 1 and not first_page:
         raise ImageError(
             f"{path}: holds {pages} pages; save each page as an image of its own, or set "
-            "data.pages=first to read the first one alone"
+            "data.pages=first to read the first one alone (of images; a mask holds one page)"
         )
 
 
@@ -145,6 +145,11 @@ def pillow_values(image: Image.Image) -> NDArray[np.uint8]:
     elif image.mode not in ("L", "RGB"):
         image = image.convert("RGB")
     return np.asarray(image)
+
+
+def orientation_of(value: object) -> int:
+    """EXIF tag 274; 1, which is upright, where a file holds anything but a number there."""
+    return value if isinstance(value, int) else 1
 
 
 def upright(values: NDArray[Any], orientation: int) -> NDArray[Any]:

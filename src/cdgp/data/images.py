@@ -32,6 +32,10 @@ FEW_VALUES = 16
 INVERTED = 0.9
 """A mask that marks at least this share of its image may be inverted."""
 PALETTES = ("PNG", "BMP", "GIF")
+LOSSY = ("WEBP", "AVIF", "JPEG2000")
+"""Formats that may be compressed as JPEG is, with faint values around every mark."""
+END = 0.1
+"""So near to 0, or to the largest value, the values of a compressed mask lie."""
 
 EMPTY_SPREAD = 0.01
 """Where no channel has a larger standard deviation, an image holds nothing to see. The least on
@@ -221,7 +225,8 @@ def read_mask(path: Path, size: tuple[int, int]) -> NDArray[np.bool_]:
     The value of a pixel is its largest channel, over black where it is transparent. Every value
     above zero is defect where a mask holds at most 16 distinct values, or where its values fill
     areas of their own, as class and instance numbers do. Any other mask was blurred or compressed,
-    as every JPEG is: defect is every value from half of the largest upwards.
+    as every JPEG is and WebP, AVIF and JPEG 2000 may be, also where they were saved again as PNG:
+    defect is every value from half of the largest upwards.
 
     So {0, 1, 5} of VisA, {0, 236} of MVTec LOCO, {0, 1, 255} with a rim, {0, 256} in 16 bits,
     palettes and red on black count every marked pixel, and soft edges do not widen a defect.
@@ -277,17 +282,38 @@ def _is_soft(values: NDArray[np.float32], levels: NDArray[np.float32], form: str
 
     Class numbers fill areas: most of what a cut would drop has an equal neighbour in its row and in
     its column, and where neighbours differ, they do not follow each other in value as those of a
-    slow blur do.
+    slow blur do. Nor do they crowd at both ends of the range, as compressed masks of two values do.
     """
     if form == "JPEG":
         return len(levels) > 2
-    if len(levels) <= FEW_VALUES:
+    few = len(levels) <= FEW_VALUES
+    dropped = (values > 0) & (values < levels[-1] / 2)
+    if (few and form not in LOSSY) or not dropped.any():
         return False
     ranks = np.searchsorted(levels, values)
-    dropped = (values > 0) & (values < levels[-1] / 2)
     flat = _equal_along(ranks, 0) & _equal_along(ranks, 1)
-    steps = np.concatenate([np.abs(np.diff(ranks, axis=axis)).ravel() for axis in (0, 1)])
-    return bool(flat[dropped].mean() < 0.5 or np.median(steps[steps > 0]) <= 1)
+    if flat[dropped].mean() < 0.5 or _at_both_ends(values, levels):
+        return True
+    if few:
+        return False
+    marked = np.where(values > 0, ranks, np.nan)  # a frequent class has most borders with 0
+    steps = np.concatenate([np.abs(np.diff(marked, axis=axis)).ravel() for axis in (0, 1)])
+    steps = steps[steps > 0]
+    return bool(len(steps)) and bool(np.median(steps) <= 1)
+
+
+def _at_both_ends(values: NDArray[np.float32], levels: NDArray[np.float32]) -> bool:
+    """Whether most values lie near 0 or near the largest: two values, compressed, with faint ones
+    around every mark.
+
+    Class numbers lie between, too, or, beside a rim to be ignored, there is one value at the top.
+    """
+    if levels[-2] < (1 - END) * levels[-1]:
+        return False
+    shares = values / levels[-1]
+    faint = np.count_nonzero((shares > 0) & (shares <= END))
+    full = np.count_nonzero(shares >= 1 - END)
+    return bool(min(faint, full) > np.count_nonzero(shares) - faint - full)
 
 
 def _equal_along(values: NDArray[Any], axis: int) -> NDArray[np.bool_]:

@@ -55,7 +55,9 @@ def decode_pnm(path: Path, data: bytes) -> tuple[NDArray[Any], float]:
         values = _plain_values(path, data[layout.start :], layout)
     else:
         stored = data[layout.start : layout.start + layout.size]
-        _check_count(path, len(stored), layout.size, "bytes")
+        behind = data[layout.start + layout.size :].lstrip()
+        more = len(behind) if SIZE.match(behind) is None else 0
+        _check_count(path, len(stored) + more, layout.size, "bytes")
         if layout.bitmap:
             rows = np.frombuffer(stored, np.uint8).reshape(layout.height, -1)
             values = np.unpackbits(rows, axis=1)[:, : layout.width]
@@ -89,16 +91,22 @@ def _layout(path: Path, data: bytes) -> Layout:
     if not data[end : end + 1].isspace():
         raise ImageError(f"{path}: has a broken PNM header; save it again")
     # One white space ends the header of a binary file; all that follows are pixels.
-    return Layout(kind < 4, 3 if kind in (3, 6) else 1, height, width, largest, bitmap, end + 1)
+    start = end + 1
+    layout = Layout(kind < 4, 3 if kind in (3, 6) else 1, height, width, largest, bitmap, start)
+    if data[end : end + 2] == b"\r\n" and len(data) == start + 1 + layout.size:
+        return layout._replace(start=start + 1)  # written with the line ends of Windows
+    return layout
 
 
 def _plain_values(path: Path, text: bytes, layout: Layout) -> NDArray[Any]:
     expected = layout.height * layout.width * layout.channels
     text = re.sub(rb"#[^\n\r]*", b"", text)
-    digits = re.findall(rb"[01]" if layout.bitmap else rb"\d+", text)[:expected]
+    digits = re.findall(rb"[01]" if layout.bitmap else rb"\d+", text)
     _check_count(path, len(digits), expected, "values")
-    if re.search(rb"[^\d\s]", text):
-        raise ImageError(f"{path}: is damaged: it holds text among its values; save it again")
+    if re.search(rb"[^01\s]" if layout.bitmap else rb"[^\d\s]", text):
+        raise ImageError(
+            f"{path}: is damaged: it holds something else than its values; save it again"
+        )
     return np.array(digits, dtype=np.int64).astype(np.uint8 if layout.largest < 256 else np.uint16)
 
 
@@ -106,4 +114,8 @@ def _check_count(path: Path, found: int, expected: int, what: str) -> None:
     if found < expected:
         raise ImageError(
             f"{path}: is truncated: it holds {found} of {expected} {what}; copy it again"
+        )
+    if found > expected:  # a wrong size, or a header that ends later: every row would be displaced
+        raise ImageError(
+            f"{path}: holds {found} {what}, but its header states {expected}; save it again"
         )

@@ -19,21 +19,28 @@ import tifffile
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from cdgp.data.formats import Header, check_pages, check_size, pillow_values, upright
+from cdgp.data.formats import (
+    Header,
+    check_pages,
+    check_size,
+    orientation_of,
+    pillow_values,
+    upright,
+)
 from cdgp.data.jpeg import check_jpeg
 from cdgp.errors import ImageError
 
 ORIENTATION, OLD_SUBFILE, SUB_PAGES = 274, 255, 330
-PHOTOMETRIC = 262
+PHOTOMETRIC, STRIPS, TILES = 262, 273, 324
 USED_TAGS = {
     254, 255, *range(256, 260), 262, 266, 273, 274, *range(277, 280), 284, 292, 293, 317, 320,
     *range(322, 326), *range(332, 335), 338, 339, 347, 530, 532,
 }  # fmt: skip
 """The tags that decide on the pixels (TIFF 6.0), thumbnails and turning."""
 REDUCED, OLD_REDUCED = 1, 2
-NONE, FAX, OLD_JPEG, JPEG, PACKBITS = 1, (2, 3, 4), 6, 7, 32773
+NONE, FAX, LZW, OLD_JPEG, JPEG, PACKBITS = 1, (2, 3, 4), 5, 6, 7, 32773
 DEFLATE = (8, 32946, 50013)
-PILLOW = (NONE, 5, JPEG, PACKBITS, *DEFLATE[:2], *FAX, 34925, 50000, 50001)
+PILLOW = (NONE, LZW, JPEG, PACKBITS, *DEFLATE[:2], *FAX, 34925, 50000, 50001)
 """The compressions that Pillow reads: none, LZW, JPEG, PackBits, deflate, fax, LZMA, Zstd, WebP."""
 OWN = {"MINISBLACK": (1, 2), "MINISWHITE": (1,), "RGB": (3, 4)}
 """How many channels tifffile's values may have, by photometric interpretation."""
@@ -67,7 +74,7 @@ def read_tiff_header(path: Path, first_page: bool) -> Header:
         _check_tags(path, tiff, page)
         height, width = int(page.imagelength), int(page.imagewidth)
         tag = page.tags.get(ORIENTATION)
-        orientation = int(tag.value) if tag else 1
+        orientation = orientation_of(tag.value) if tag else 1
         _check_page(path, page)
         _check_segments(path, page, path.stat().st_size)
         return Header(height, width, orientation, "tiff", "TIFF", number)
@@ -104,6 +111,11 @@ def _check_page(path: Path, page: Any) -> None:
     if int(page.imagedepth) > 1:
         raise ImageError(f"{path}: holds a stack ({page.axes}); save each layer as one image")
     check_size(path, int(page.imagelength), int(page.imagewidth), channels * math.ceil(bits / 8))
+    if photometric == "PALETTE" and 0 < int(np.max(page.colormap)) < 256:
+        raise ImageError(
+            f"{path}: its palette holds 8-bit values where TIFF has 16 bits, so that readers "
+            f"disagree (black, or colours); {SAVE}"
+        )
     if page.compression == OLD_JPEG:
         raise ImageError(f"{path}: old-style JPEG in TIFF is not supported; {SAVE}")
     if not _by_tifffile(page) and (page.compression not in PILLOW or bits > 8):
@@ -133,7 +145,15 @@ def _check_segments(path: Path, page: Any, size: int) -> None:
             f"{path}: {missing} of {expected} strips or tiles are not in the file: it is truncated "
             "or was never finished; copy it again"
         )
+    tag = page.tags.get(TILES if page.is_tiled else STRIPS)
+    if tag is not None and int(tag.count) > expected:
+        raise ImageError(
+            f"{path}: holds {tag.count} strips or tiles, but an image of {page.imagewidth} × "
+            f"{page.imagelength} has {expected}: its size is damaged; copy it again"
+        )
     if page.compression == NONE:
+        for number, count in enumerate(page.databytecounts[:expected]):
+            _check_length(path, page, number, count)
         stored, needed = sum(page.databytecounts[:expected]), _bytes(page)
         if stored < needed:
             raise ImageError(
@@ -180,14 +200,18 @@ def _check_fax(
 
 
 def _check_codes(path: Path, page: Any) -> None:
-    """Judges compressed segments where decoders do not: deflate, PackBits and JPEG."""
-    if page.compression not in (JPEG, PACKBITS, *DEFLATE):
+    """Judges compressed segments where decoders do not."""
+    if page.compression not in (LZW, JPEG, PACKBITS, *DEFLATE):
         return
     for number, offset in enumerate(page.dataoffsets):
         page.parent.filehandle.seek(offset)
         data = page.parent.filehandle.read(page.databytecounts[number])
         if page.compression == JPEG:
             check_jpeg(path, page.jpegtables[:-2] + data[2:] if page.jpegtables else data)
+            continue
+        if page.compression == LZW:
+            if page.fillorder == 1:  # else the codes' bits are reversed
+                _check_length(path, page, number, len(imagecodecs.lzw_decode(data)))
             continue
         try:
             if page.compression == PACKBITS:
@@ -198,7 +222,7 @@ def _check_codes(path: Path, page: Any) -> None:
             raise ImageError(
                 f"{path}: is damaged in strip or tile {number} ({error}); copy it again"
             ) from error
-        needed, most = _segment_bytes(page, number)
+        needed, most, _ = _segment_bytes(page, number)
         if length < needed or (page.compression == PACKBITS and length > most):
             raise ImageError(
                 f"{path}: is damaged: strip or tile {number} holds {length} bytes instead of "
@@ -206,19 +230,30 @@ def _check_codes(path: Path, page: Any) -> None:
             )
 
 
-def _segment_bytes(page: Any, number: int) -> tuple[int, int]:
-    """Bytes of a strip or tile at least and at most: writers may pad the last strip."""
+def _check_length(path: Path, page: Any, number: int, length: int) -> None:
+    """Refuses a strip or tile with a row too many: a narrower or lower image was claimed."""
+    _, most, row = _segment_bytes(page, number)
+    if length >= most + row:
+        raise ImageError(
+            f"{path}: strip or tile {number} holds {length} bytes, but an image of "
+            f"{page.imagewidth} × {page.imagelength} has {most} there: its size is damaged; "
+            "copy it again"
+        )
+
+
+def _segment_bytes(page: Any, number: int) -> tuple[int, int, int]:
+    """Bytes of a strip or tile at least and at most, and of a row; the last strip may be padded."""
     if _name(page.photometric) == "YCBCR":
-        return 0, 2**62  # chroma may be stored at a lower resolution
+        return 0, 2**62, 1  # chroma may be stored at a lower resolution
     samples = 1 if page.planarconfig == 2 else int(page.samplesperpixel)
     width = page.tilewidth if page.is_tiled else page.imagewidth
     row = math.ceil(int(width) * samples * int(page.bitspersample) / 8)
     height = int(page.tilelength if page.is_tiled else min(page.rowsperstrip, page.imagelength))
     if page.is_tiled:
-        return height * row, height * row
+        return height * row, height * row, row
     strips = math.ceil(int(page.imagelength) / height)
     rows = min(height, int(page.imagelength) - number % strips * height)
-    return rows * row, height * row
+    return rows * row, height * row, row
 
 
 def _values(path: Path, page: Any) -> tuple[NDArray[Any], float]:

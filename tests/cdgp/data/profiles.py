@@ -10,6 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageCms
 
+
+def light_of(srgb: NDArray[Any]) -> NDArray[np.float64]:
+    """IEC 61966-2-1: sRGB in [0, 1] to linear light in [0, 1]."""
+    values = np.asarray(srgb, np.float64)
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+
 PRIMARIES = {
     "whitepoint": (0.3127, 0.329, 1.0),
     "primaries": (0.64, 0.33, 1, 0.3, 0.6, 1, 0.15, 0.06, 1),
@@ -20,6 +27,13 @@ ADOBE: bytes = imagecodecs.cms_profile("adobergb")
 SRGB: bytes = imagecodecs.cms_profile("srgb")
 GREY_LINEAR: bytes = imagecodecs.cms_profile("gray", gamma=1.0)
 GREY_22: bytes = imagecodecs.cms_profile("gray", gamma=2.2)
+P3_PRIMARIES = (0.68, 0.32, 1, 0.265, 0.69, 1, 0.15, 0.06, 1)
+DISPLAY_P3: bytes = imagecodecs.cms_profile(
+    "rgb",
+    whitepoint=PRIMARIES["whitepoint"],
+    primaries=P3_PRIMARIES,
+    transferfunction=light_of(np.linspace(0, 1, 1024)).astype(np.float32),
+)
 LAB = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
 
 

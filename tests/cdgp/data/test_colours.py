@@ -139,6 +139,10 @@ def grey_with_srgb(folder: Path) -> Made:
     return saved(folder / "a.png", GREY, icc_profile=profiles.SRGB), GREY / np.float32(255)
 
 
+def grey_with_p3(folder: Path) -> Made:
+    return saved(folder / "a.png", GREY, icc_profile=profiles.DISPLAY_P3), GREY / np.float32(255)
+
+
 def cmyk_profile(folder: Path) -> Made:
     path, profile = folder / "a.jpg", profiles.cmyk_profile()
     profiles.cmyk(INKS).save(path, quality=95, icc_profile=profile)
@@ -256,6 +260,7 @@ MAKERS: dict[str, Callable[[Path], Made]] = {
     "alpha-profile": alpha_profile,
     "srgb-profile": srgb_profile,
     "grey-with-srgb": grey_with_srgb,
+    "grey-with-p3": grey_with_p3,
     "cmyk-profile": cmyk_profile,
     "cmyk-adobe": cmyk_adobe,
     "grey-with-linear-rgb": grey_with_linear_rgb,
@@ -269,6 +274,8 @@ MAKERS: dict[str, Callable[[Path], Made]] = {
     "gama-and-srgb": png_stating(sRGB=b"\0", gAMA=uints(100_000)),
     "chrm-wide": png_stating(gAMA=uints(45_455), cHRM=BT_2020),
     "cicp-hdr": png_stating(cICP=bytes([9, 16, 0, 1])),
+    "cicp-video": png_stating(cICP=bytes([1, 13, 0, 0])),
+    "cicp-short": png_stating(cICP=bytes([9])),
     "exif-adobe-rgb": exif_adobe_rgb,
     "cmyk-unmarked": cmyk_unmarked,
     "alpha-zero": alpha_zero,

@@ -94,6 +94,13 @@ def odd_sampling() -> bytes:
     return bytes(content)
 
 
+def with_orientation(kind: int, value: bytes) -> bytes:
+    """The JPEG with an EXIF block of one entry, tag 274, of a type (TIFF 6.0) and a value."""
+    entry = struct.pack("<HHI", 274, kind, 1) + value.ljust(4, b"\0")
+    body = b"Exif\0\0II*\0\x08\0\0\0\1\0" + entry + bytes(4)
+    return JPEG[:2] + b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body + JPEG[2:]
+
+
 JPEGS: dict[str, Callable[[], Made]] = {
     "jpeg-hole": lambda: Made(JPEG[: int(len(JPEG) * 0.6)] + END),
     "jpeg-no-end": lambda: Made(JPEG[:-2]),
@@ -108,6 +115,7 @@ JPEGS: dict[str, Callable[[], Made]] = {
     ),
     "jpeg-revision": lambda: Made(JPEG[:11] + b"\7" + JPEG[12:]),
     "jpeg-behind": lambda: Made(JPEG + b"\0" * 5000 + JPEG, by_pillow(JPEG)),
+    "jpeg-exif-orientation": lambda: Made(with_orientation(1, b"\6"), by_pillow(JPEG)),
 }
 
 # -------------------------------------------------------------------------------------------- PNG
@@ -120,10 +128,18 @@ def chunk(name: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + name + body + checksum
 
 
-def png(pixels: bytes, extra: bytes = b"", end: bytes = chunk(b"IEND", b"")) -> bytes:
-    """An 8-bit RGB PNG of SIDE × SIDE with these compressed rows."""
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + extra + chunk(b"IDAT", pixels) + end
+def png(
+    pixels: bytes,
+    extra: bytes = b"",
+    end: bytes = chunk(b"IEND", b""),
+    size: tuple[int, int] = (SIDE, SIDE),
+    kind: int = 2,
+    interlaced: bool = False,
+) -> bytes:
+    """An 8-bit PNG, RGB unless `kind` says otherwise, with these compressed rows."""
+    height, width = size
+    header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, interlaced)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + extra + chunk(b"IDAT", pixels) + end
 
 
 def png_rows(height: int = SIDE) -> bytes:
@@ -166,6 +182,8 @@ PNGS: dict[str, Callable[[], Made]] = {
     "png-checksum": lambda: Made(without(PNG, 0.5, 1, bytes([PNG[len(PNG) // 2] ^ 1]))),
     "png-adler": lambda: Made(png(zlib.compress(png_rows())[:-4] + b"abcd")),
     "png-rows": lambda: Made(png(zlib.compress(png_rows(SIDE // 2)))),
+    "png-more-rows": lambda: Made(png(zlib.compress(png_rows()), size=(SIDE // 2, SIDE))),
+    "png-transparency": lambda: Made(png(zlib.compress(png_rows()), chunk(b"tRNS", b"\0\7"))),
     "png-cut": lambda: Made(PNG[:-12]),
     "png-critical": lambda: Made(png(zlib.compress(png_rows()), chunk(b"CgBI", b"\0" * 4))),
     "png-palette": lambda: Made(short_palette()),
@@ -179,6 +197,17 @@ PNGS: dict[str, Callable[[], Made]] = {
     ),
     "png-behind": lambda: Made(PNG + b"index\n" * 100, COLOUR / 255),
     "png-exif-behind": lambda: Made(exif_behind(), np.rot90(COLOUR, -1) / 255),
+    "png-exif-damaged": lambda: Made(
+        png(zlib.compress(png_rows()), chunk(b"eXIf", b"damaged!")), COLOUR / 255
+    ),
+    "png-grey-palette": lambda: Made(
+        png(
+            zlib.compress(b"".join(b"\0" + row.tobytes() for row in GREY)),
+            chunk(b"PLTE", bytes(range(48))),
+            kind=0,
+        ),
+        GREY / 255,
+    ),
     "png-frames": lambda: Made(animated("PNG")),
 }
 
@@ -234,6 +263,9 @@ TIFFS: dict[str, Callable[[], Made]] = {
     "tiff-strip-behind": lambda: Made(with_tag(strips(compression="lzw"), 273, 10**8, 1)),
     "tiff-strip-at-0": lambda: Made(with_tag(strips(), 273, 0, 1)),
     "tiff-height": lambda: Made(with_tag(tiff(GREY), 257, SIDE + 40)),
+    "tiff-fewer-rows": lambda: Made(with_tag(strips(), 257, 32)),
+    "tiff-narrower": lambda: Made(with_tag(strips(), 256, SIDE // 2)),
+    "tiff-narrower-lzw": lambda: Made(with_tag(strips(compression="lzw"), 256, SIDE // 2)),
     "tiff-bytes": lambda: Made(with_tag(tiff(GREY), 279, 4000)),
     "tiff-tag": lambda: Made(tiff(GREY).replace(b"\x06\x01\x03\0", b"\x06\x01\x63\0", 1)),
     "tiff-no-photometric": lambda: Made(
@@ -263,6 +295,9 @@ TIFFS: dict[str, Callable[[], Made]] = {
         tiff(COLOUR, compression="jpegxl", compressionargs={"lossless": True}), COLOUR / 255
     ),
     "tiff-lerc": lambda: Made(tiff(COLOUR, compression="lerc"), COLOUR / 255),
+    "tiff-palette-8-bit": lambda: Made(
+        tiff(GREY, photometric="palette", colormap=np.tile(np.arange(256, dtype=np.uint16), (3, 1)))
+    ),
 }
 
 # ----------------------------------------------------------------------------------- other formats
@@ -308,6 +343,10 @@ OTHERS: dict[str, Callable[[], Made]] = {
     "pgm-header": lambda: Made(b"P5 96 96 255\xff" + GREY.tobytes()),
     "pgm-above": lambda: Made(b"P5 96 96 200\n" + GREY.tobytes()),
     "pgm-several": lambda: Made(encoded(GREY, "PPM") * 2),
+    "pgm-behind": lambda: Made(b"P5 96 96 255 # camera\n" + GREY.tobytes()),
+    "pgm-line-ends": lambda: Made(b"P5\r\n96 96\r\n255\r\n" + GREY.tobytes(), GREY / 255),
+    "ppm-plain-more": lambda: Made(b"P2 90 96 255\n" + b" ".join(b"%d" % v for v in GREY.ravel())),
+    "pbm-plain": lambda: Made(b"P1 8 8\n" + b"0 1 2 " * 32),
     "ppm-plain": lambda: Made(
         b"P3 # camera\n96 96\n255\n" + b" ".join(b"%d" % v for v in COLOUR.ravel()), COLOUR / 255
     ),
@@ -399,6 +438,23 @@ def test_whole_jpegs_are_those_of_pillow(tmp_path: Path, kind: str) -> None:
     content = jpegs()[kind]
     found = read(tmp_path / "a.jpg", content)
     assert np.abs(found - by_pillow(content)).max() < 1e-6
+
+
+@pytest.mark.parametrize("size", [(8, 8), (9, 11), (16, 13), (31, 64)])
+def test_interlaced_pngs_are_read(tmp_path: Path, size: tuple[int, int]) -> None:
+    """The seven passes of PNG 8.2, by its own table of which pixel belongs to which."""
+    table = np.array([[1, 6, 4, 6, 2, 6, 4, 6], [7] * 8, [5, 6] * 4, [7] * 8,
+                      [3, 6, 4, 6, 3, 6, 4, 6], [7] * 8, [5, 6] * 4, [7] * 8])  # fmt: skip
+    values = COLOUR[: size[0], : size[1]]
+    passes = np.tile(table, (4, 8))[: size[0], : size[1]]
+    stored = b"".join(
+        b"\0" + row[of_row == number].tobytes()
+        for number in range(1, 8)
+        for row, of_row in zip(values, passes, strict=True)
+        if (of_row == number).any()
+    )
+    content = png(zlib.compress(stored), size=size, interlaced=True)
+    np.testing.assert_allclose(read(tmp_path / "a.png", content), values / 255, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["1", "L", "P", "P4", "RGB", "RGBA", "LA", "transparent"])

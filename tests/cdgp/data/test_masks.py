@@ -55,12 +55,19 @@ def numbered(count: int, dtype: type) -> NDArray[Any]:
     return found
 
 
+def with_rim(classes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """255 around every blob, as Pascal VOC has it."""
+    rim = ndimage.binary_dilation(classes > 0) & (classes == 0)
+    return np.where(rim, np.uint8(255), classes)
+
+
 VALUES: dict[str, NDArray[Any]] = {
     "class-numbers": (1 * MARKED + LEFT + 4 * (MARKED & (np.arange(48) > 25))).astype(np.uint8),
     "ignore-rim": (MARKED + 255 * RIM).astype(np.uint8),
     "two-kinds": (64 * LEFT + 255 * (MARKED & ~LEFT)).astype(np.uint8),
     "sixteen-bit-kinds": (256 * LEFT + 65535 * (MARKED & ~LEFT)).astype(np.uint16),
     "many-classes": numbered(20, np.uint8),
+    "many-classes-and-rim": with_rim(numbered(20, np.uint8)),
     "instances": numbered(300, np.uint16),
     "one-value": MARKED * np.uint8(255),
     "one-small-value": MARKED * np.uint8(1),
@@ -151,6 +158,24 @@ def jpeg(stored: NDArray[np.uint8], kept: NDArray[np.bool_]) -> Callable[[Path],
     return make
 
 
+def webp(quality: int, again_as_png: bool, few: bool) -> Callable[[Path], Made]:
+    """Two blobs in lossy WebP; what it marks is what was stored before."""
+
+    def make(folder: Path) -> Made:
+        noise = np.random.default_rng(5).normal(size=(120, 160))
+        marked = ndimage.gaussian_filter(noise, 8) > 0.05
+        rgb = np.dstack([marked * np.uint8(255)] * 3)
+        path = save_image(folder / "m.webp", rgb, quality=quality)
+        with Image.open(path) as image:
+            decoded = np.asarray(image.convert("RGB")).max(axis=2)
+        assert (len(np.unique(decoded)) <= images.FEW_VALUES) == few
+        if again_as_png:
+            path = save_image(folder / "m.png", decoded)
+        return Made(path, marked)
+
+    return make
+
+
 def inverted(folder: Path) -> Made:
     hole = np.ones(SIZE, bool)
     hole[10:14, 10:14] = False
@@ -192,6 +217,8 @@ MAKERS: dict[str, Callable[[Path], Made]] = {
     "faint-blurred": blurred(6, top=90),
     "jpeg": jpeg(VALUES["one-value"], MARKED),
     "jpeg-kinds": jpeg(VALUES["two-kinds"], MARKED & ~LEFT),
+    "webp-few": webp(95, again_as_png=False, few=True),
+    "webp-to-png": webp(80, again_as_png=True, few=False),
     "inverted": inverted,
     "black-on-transparent": black_on_transparent,
     "on-good": on_good,
@@ -243,6 +270,13 @@ def test_no_blur_is_taken_for_classes(sigma: float) -> None:
     soft = ndimage.gaussian_filter(spots.astype(float), sigma)
     stored = np.rint(255 * soft / soft.max()).astype(np.float32) / np.float32(255)
     assert images._is_soft(stored, np.unique(stored), "PNG")
+
+
+def test_a_frequent_first_class_is_not_taken_for_blur() -> None:
+    """Most borders are those of class 1 with the background: a step to the next value."""
+    numbers = numbered(300, np.uint16)
+    numbers = np.where(numbers > 30, 1, numbers).astype(np.float32) / np.float32(65535)
+    assert not images._is_soft(numbers, np.unique(numbers), "PNG")
 
 
 @pytest.mark.parametrize("count", [17, 60, 200])

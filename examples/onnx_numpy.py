@@ -37,12 +37,14 @@ session = onnxruntime.InferenceSession(content)
 about = session.get_modelmeta().custom_metadata_map
 head, seal, tail = content.rpartition(about.get("sha256", "none").encode())
 if hashlib.sha256(head + b"0" * 64 + tail).hexdigest().encode() != seal:
-    sys.exit(f"{sys.argv[1]}: has changed since cdgp exported it; export again")
+    sys.exit(f"{sys.argv[1]}: has changed since cdgp exported it, or is no such file; export again")
 height, width = json.loads(about["settings"])["input_size"]
 decision, fitted = json.loads(about["decision"]), json.loads(about["image"])
 threshold = decision.get("balanced_threshold") or decision["threshold"]
-
-image = np.load(sys.argv[2]).astype(np.float32) / 255
+image = np.load(sys.argv[2])
+if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+    sys.exit(f"{sys.argv[2]}: {image.dtype} {image.shape}; (height, width, 3) of uint8 is expected")
+image = image.astype(np.float32) / 255
 if image.std((0, 1)).max() < 0.01:
     sys.exit(f"{sys.argv[2]}: holds nothing to see, so that it cannot be called good")
 rows, columns = weights(image.shape[0], height), weights(image.shape[1], width)

@@ -161,9 +161,9 @@ def test_example_needs_onnxruntime_and_numpy_alone(
 
 def test_example_refuses_a_changed_file(exported: dict[str, Path], tmp_path: Path) -> None:
     content = exported["onnx"].read_bytes()
-    (tmp_path / "changed.onnx").write_bytes(
-        content.replace(b'"threshold": 0.5', b'"threshold": 0.9')
-    )
+    changed = content.replace(b'"balanced_threshold": 0.5', b'"balanced_threshold": 0.9')
+    assert changed != content
+    (tmp_path / "changed.onnx").write_bytes(changed)
     onnx.save(onnx.load(exported["onnx"]), tmp_path / "parts.onnx", save_as_external_data=True)
     np.save(tmp_path / "image.npy", np.zeros((64, 64, 3), np.uint8))
     for name in ("changed.onnx", "parts.onnx"):
@@ -172,6 +172,27 @@ def test_example_refuses_a_changed_file(exported: dict[str, Path], tmp_path: Pat
             cwd=tmp_path, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 1 and "has changed since cdgp exported it" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.full((64, 64, 3), 40_000, np.uint16),
+        np.random.default_rng(0).random((64, 64, 3)),
+        np.zeros((64, 64), np.uint8),
+        np.zeros((64, 64, 4), np.uint8),
+        np.zeros((3, 64, 64), np.uint8),
+    ],
+)
+def test_example_refuses_other_arrays(
+    exported: dict[str, Path], tmp_path: Path, array: NDArray[Any]
+) -> None:
+    np.save(tmp_path / "image.npy", array)
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, exported["onnx"], "image.npy"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "of uint8 is expected" in done.stderr
 
 
 def test_example_resizes_as_the_product() -> None:

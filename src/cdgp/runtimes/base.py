@@ -1,10 +1,12 @@
 """What the runtimes share: their protocol, the graph's signature, and optional packages."""
 
+import ctypes
 import importlib
 import os
 import re
 import sys
 import tempfile
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -71,6 +73,26 @@ def turn_telemetry_off() -> None:
         Path.home()
     except RuntimeError:  # nncf asks for one at its import; it writes nothing there
         os.environ["HOME"] = tempfile.gettempdir()
+
+
+_THREADED: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def outlive_forks(native: Any) -> None:
+    """Keep an object that has threads of its own from ever being destroyed in a forked child.
+
+    The threads stay with the parent. At its end the child would wait for them for ever, or crash.
+    """
+    _THREADED.add(native)
+
+
+def _keep_threaded() -> None:
+    for native in _THREADED:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(native))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_keep_threaded)
 
 
 def check_signature(

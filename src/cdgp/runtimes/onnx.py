@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cdgp.errors import ModelFileError
 from cdgp.method.network import Outputs
-from cdgp.runtimes.base import INPUT, Shape, require_package, source_name
+from cdgp.runtimes.base import INPUT, Shape, outlive_forks, require_package, source_name
 from cdgp.runtimes.sealed import Exported
 
 
@@ -40,6 +40,7 @@ class OnnxRuntime:
             raise ModelFileError(
                 f"{source_name(source)}: onnxruntime cannot run it: {error}"
             ) from error
+        outlive_forks(self.session)
 
     def signature(self) -> tuple[dict[str, tuple[str, Shape]], dict[str, tuple[str, Shape]]]:
         """(type, shape) of the inputs and of the outputs, by name."""

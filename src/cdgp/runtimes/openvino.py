@@ -1,14 +1,15 @@
 """An exported ``.xml`` file, with its ``.bin``, under OpenVINO."""
 
+import os
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cdgp.errors import ModelFileError
+from cdgp.errors import ModelFileError, SettingsError
 from cdgp.method.network import Outputs
-from cdgp.runtimes.base import INPUT, Shape, require_package, source_name
+from cdgp.runtimes.base import INPUT, Shape, outlive_forks, require_package, source_name
 from cdgp.runtimes.sealed import Exported
 
 
@@ -32,6 +33,8 @@ class OpenVinoRuntime:
     def __init__(self, source: Any, threads: int | None = None) -> None:
         openvino = require_package("openvino")
         self.threads = threads
+        self._running: list[int] = []
+        """The process of each run that has not ended, as it stands when a child is forked."""
         try:
             self.model = source
             if isinstance(source, Exported):
@@ -49,7 +52,25 @@ class OpenVinoRuntime:
         return _signature(self.model.inputs), _signature(self.model.outputs)
 
     def run(self, images: Tensor) -> Outputs:
-        """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores."""
+        """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores.
+
+        Raises:
+            SettingsError: in a child that was forked while another thread ran, whose locks would
+                be waited for for ever.
+        """
+        process = os.getpid()
+        if any(other != process for other in self._running):
+            raise SettingsError(
+                "OpenVINO cannot be used in a process forked while another thread predicted; fork "
+                "before, or start processes by spawn"
+            )
+        self._running.append(process)
+        try:
+            return self._infer(images)
+        finally:
+            self._running.remove(process)
+
+    def _infer(self, images: Tensor) -> Outputs:
         array = images.contiguous().numpy()
         shape = require_package("openvino").PartialShape(list(array.shape))
         plan = self.plan  # another thread may replace it meanwhile
@@ -66,6 +87,7 @@ class OpenVinoRuntime:
 
     def _planned(self, shape: Any) -> Plan:
         compiled = compiled_for(self.model, shape, self.threads)
+        outlive_forks(compiled)
         return Plan(shape, compiled, [compiled.create_infer_request()])
 
 

@@ -13,6 +13,7 @@ from tests.helpers import ROOT, SHARED
 
 import cdgp
 from cdgp.errors import SettingsError
+from cdgp.method.network import Outputs
 from cdgp.runtimes.openvino import OpenVinoRuntime
 from cdgp.runtimes.sealed import read_exported
 from cdgp.runtimes.torch import TorchRuntime
@@ -138,3 +139,55 @@ def test_a_gpu_is_not_used_after_a_fork(tiny_run: Run, monkeypatch: pytest.Monke
         runtime.run(image)
     with pytest.raises(SettingsError, match="load it in the child"):
         runtime.run_tiled(image[0], (64, 64))
+
+
+def test_openvino_is_not_used_where_a_fork_met_a_run(exported: dict[str, Path]) -> None:
+    runtime = OpenVinoRuntime(read_exported(exported["openvino"]), threads=1)
+    image, seen = torch.zeros(1, 3, 64, 64), []
+    infer = runtime._infer
+
+    def forked(images: torch.Tensor) -> Outputs:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("os.getpid", lambda: -1)
+            with pytest.raises(SettingsError, match="forked while another thread predicted"):
+                runtime.run(image)
+        seen.append(images)
+        return infer(images)
+
+    runtime._infer = forked  # type: ignore[method-assign]
+    runtime.run(image)
+    assert len(seen) == 1
+    runtime._infer = infer  # type: ignore[method-assign]
+    assert torch.isfinite(runtime.run(image).pooled).all()
+
+
+CHILD_ENDS = """
+import os, sys
+import numpy as np
+import cdgp
+
+image = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
+detector = cdgp.load(sys.argv[1], threads=4)
+detector.predict(image)
+child = os.fork()
+if child == 0:
+    detector.predict(image)
+    del detector
+    sys.exit(0)  # not os._exit: everything is torn down, as in a worker of gunicorn
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@every_runtime
+def test_a_forked_child_ends(
+    tiny_run: Run, exported: dict[str, Path], tmp_path: Path, target: str
+) -> None:
+    """A graph's threads stay with the parent: a child neither waits for them nor crashes."""
+    script = tmp_path / "child.py"
+    script.write_text(CHILD_ENDS)
+    done = subprocess.run(
+        [sys.executable, script, model_of(target, tiny_run, exported)],
+        capture_output=True, text=True, check=False, timeout=HANG,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "2"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -139,7 +139,30 @@ def _pillow_header(path: Path, form: str, first_page: bool) -> Header:
         check_pages(path, pages, first_page)
         orientation = orientation_of(image.getexif().get(ORIENTATION))
         decoder: Decoder = "jpeg" if form == "JPEG" else "pillow"
+        if form == "BMP":
+            _check_bmp(path, image)
         return Header(image.height, image.width, orientation, decoder, form)
+
+
+def _check_bmp(path: Path, image: Image.Image) -> None:
+    """Checks that an uncompressed BMP does not hold more pixels than its size takes.
+
+    Its header gives the size and, in most files, the bytes of the pixels (`biSizeImage`).
+    """
+    with path.open("rb") as file:
+        head = file.read(54)
+    start, header_size = (int.from_bytes(head[at : at + 4], "little") for at in (10, 14))
+    compression, stored = (int.from_bytes(head[at : at + 4], "little") for at in (30, 34))
+    if header_size < 40 or compression not in (0, 3):
+        return
+    row = -(-image.width * int.from_bytes(head[28:30], "little") // 32) * 4
+    taken = row * image.height
+    # Some programs count a few bytes of padding in.
+    if taken + row <= stored <= path.stat().st_size - start:
+        raise ImageError(
+            f"{path}: holds {stored} bytes of pixels, but the size in its header, {image.width} × "
+            f"{image.height}, takes {taken}; save it again"
+        )
 
 
 def decode(path: Path, header: Header) -> tuple[NDArray[Any], float]:

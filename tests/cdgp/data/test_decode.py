@@ -305,6 +305,12 @@ TIFFS: dict[str, Callable[[], Made]] = {
 DEEP = GREY.astype(np.uint16) * 16
 
 
+def stated_bmp(offset: int) -> bytes:
+    """A BMP whose header states 40 rows (offset 22) or columns (18) in place of all."""
+    content = encoded(COLOUR, "BMP")
+    return content[:offset] + (40).to_bytes(4, "little") + content[offset + 4 :]
+
+
 def run_length_bmp(cut: bool) -> bytes:
     """An 8-bit grey BMP in run-length code, each row in runs of one pixel."""
     body = b"".join(b"".join(b"\1" + bytes([v]) for v in row) + b"\0\0" for row in GREY[::-1])
@@ -316,6 +322,8 @@ def run_length_bmp(cut: bool) -> bytes:
 
 
 OTHERS: dict[str, Callable[[], Made]] = {
+    "bmp-lower": lambda: Made(stated_bmp(22)),
+    "bmp-narrower": lambda: Made(stated_bmp(18)),
     "bmp-cut": lambda: Made(encoded(COLOUR, "BMP")[:-200]),
     "bmp-runs-cut": lambda: Made(run_length_bmp(cut=True)),
     "bmp-runs": lambda: Made(run_length_bmp(cut=False), GREY / 255),

@@ -285,6 +285,8 @@ def _is_soft(values: NDArray[np.float32], levels: NDArray[np.float32], form: str
         return False
     ranks = np.searchsorted(levels, values)
     dropped = (values > 0) & (values < levels[-1] / 2)
+    if not dropped.any():  # a cut would change nothing
+        return False
     flat = _equal_along(ranks, 0) & _equal_along(ranks, 1)
     steps = np.concatenate([np.abs(np.diff(ranks, axis=axis)).ravel() for axis in (0, 1)])
     return bool(flat[dropped].mean() < 0.5 or np.median(steps[steps > 0]) <= 1)

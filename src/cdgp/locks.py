@@ -56,6 +56,10 @@ def one_writer(
             new = [place for place in (folder, *folder.parents) if not place.exists()]
             folder.mkdir(parents=True, exist_ok=True)
             held = _acquired(what, lock, holder, instead)
+        except FileExistsError as error:
+            raise OutputError(
+                f"{what}: {error.filename} is no folder, or a link that leads nowhere; {instead}"
+            ) from error
         except OSError as error:
             raise OutputError(f"{what}: cannot be written: {error.strerror or error}") from error
         try:

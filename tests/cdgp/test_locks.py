@@ -139,3 +139,10 @@ def test_other_errors_of_the_file_system_name_the_folder(
     told = pytest.raises(OutputError, match=f"{tmp_path}: cannot be written: Input/output")
     with told, lock(tmp_path):
         pass
+
+
+def test_a_link_that_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "gone")
+    with pytest.raises(OutputError, match="leads nowhere"), one_writer(tmp_path / "out", "", ""):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

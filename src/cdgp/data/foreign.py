@@ -87,7 +87,7 @@ def _two_bins(place: Path, folders: Sequence[Path]) -> str | None:
 
 def _bins_further_down(place: Path, folders: Sequence[Path]) -> str | None:
     inside = [(folder, found) for folder in folders if (found := _bins(_folders(folder)))]
-    if not inside or any(folder.name in ("train", "test") for folder, _ in inside):
+    if not inside or any(folder.name.lower() in ("train", "test") for folder, _ in inside):
         return None
     folder, (good, defective) = inside[0]
     kind = "a set of several categories, such as Real-IAD: give one of them, for example "
@@ -183,6 +183,16 @@ def _label_files(place: Path, folders: Sequence[Path]) -> str | None:
     return None
 
 
+def _parts_in_capitals(place: Path, folders: Sequence[Path]) -> str | None:
+    odd = [f.name for f in folders if f.name.lower() in ("train", "test") and not f.name.islower()]
+    if not odd:
+        return None
+    return (
+        f"A split is read from folders train and test, in small letters: rename {' and '.join(odd)}"
+        f", or {_TABLE} and split. "
+    )
+
+
 def _another_part(place: Path, folders: Sequence[Path]) -> str | None:
     names = {folder.name for folder in folders}
     other = next((n for n in ("val", "valid", "validation", "dev", "eval") if n in names), None)
@@ -234,6 +244,7 @@ def _packed(place: Path, folders: Sequence[Path]) -> str | None:
 
 _LOOKS: tuple[Callable[[Path, Sequence[Path]], str | None], ...] = (
     _two_bins, _bin_itself, _visa, _mvtec_ad2, _categories, _bins_further_down, _kinds_of_defects,
-    _boxes, _label_files, _another_part, _good_alone, _classes, _table, _loose, _packed,
+    _boxes, _label_files, _parts_in_capitals, _another_part, _good_alone, _classes, _table, _loose,
+    _packed,
 )  # fmt: skip
 """The first that recognises a folder has the word."""

@@ -1,9 +1,12 @@
-"""Tells label files, which mark a defect and show no part, from images. There are three kinds.
+"""Tells label files, which mark a defect and show no part, from images. There are four kinds.
 
 - Its name ends with one of `LABEL_WORDS`, and the rest of it is the name of an image in the same
   folder: `7_label.bmp` and `7-mask_2.png` beside `7.jpg`. Where a folder has such files, so named
   files without an image are label files too. With the word elsewhere, `mask_7.png` beside
   `image_7.png`, it has to look like one as well.
+- Its name is that of an image in the same folder with any other word before or after it, it shows
+  2 to `FEW_COLOURS` colours, and that image shows more: `7_scratch.png` beside `7.png`. One of a
+  single colour, which may be a black frame, has to share its word with such a file.
 - It has the name of an image in the same folder, is no JPEG, and shows at most `FEW_COLOURS`
   colours, while that image shows more: `7.png` beside `7.jpg`.
 - It lies in a sub-folder that is named by one of `LABEL_WORDS`, or whose files all end with one,
@@ -14,8 +17,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +41,8 @@ LABEL_FOLDER = re.compile(_WORD, re.IGNORECASE)
 
 FEW_COLOURS = 8
 """A label file shows a colour for each class, and a camera's image shows many more."""
+SAMPLED, MOST_LOOKED = 5, 100
+"""So many photographs are looked at of one further word, and of all, before the rest are images."""
 TWO_TONES = 0.95
 """A mask that was saved as JPEG is darkest or brightest, within 5 %, in this share of its area."""
 SAMPLED_PIXELS = 100_000
@@ -60,7 +65,8 @@ def tell_labels(files: Sequence[Path]) -> Told:
     """Parts the image files of one folder into images and label files."""
     stems = [stem_of(path) for path in files]
     twins, by_name = _twins(files, stems), _labels_by_name(files, stems)
-    owners = {**twins, **by_name}
+    by_word = _labels_by_word(files, stems)
+    owners = {**by_word, **twins, **by_name}
     owned = [path for path in files if path not in owners] if owners else list(files)
     named = [path for path in owned if named_like_label(path)]
     suffixes = {path.suffix for path in twins}
@@ -142,6 +148,41 @@ def _labels_by_name(files: Sequence[Path], stems: Sequence[str]) -> dict[Path, l
             labels = [path for path in paths if looks_like_label(path)]
             found.update(dict.fromkeys(labels, by_key[key]))
     return found
+
+
+def _labels_by_word(files: Sequence[Path], stems: Sequence[str]) -> dict[Path, list[Path]]:
+    """Files of few colours, named after one of many and any further word, with those others."""
+    by_stem, photographs = _by_stem(files, stems), Counter[str]()
+    found: dict[str, dict[Path, list[Path]]] = defaultdict(dict)
+    plain: dict[str, dict[Path, list[Path]]] = defaultdict(dict)
+    for stem, paths in by_stem.items():
+        base = next((name for name in _inside(stem) if name in by_stem), None)
+        if base is None:
+            continue
+        word = re.sub(r"\d+", "0", stem.replace(base, "", 1))
+        for path in paths:
+            if photographs[word] >= SAMPLED or photographs.total() >= MOST_LOOKED:
+                break
+            colours, _ = _colours(path)
+            if not 0 < colours <= FEW_COLOURS or any(map(_shows_few_colours, by_stem[base])):
+                photographs[word] += 1
+            else:
+                (found if colours > 1 else plain)[word][path] = by_stem[base]
+    return {path: owners for word in found
+            for path, owners in (found[word] | plain[word]).items()}  # fmt: skip
+
+
+def _inside(stem: str) -> Iterator[str]:
+    """The names that a name begins or ends with, the longest first; the rest holds a letter."""
+    for length in range(len(stem) - 1, 0, -1):
+        for name, rest, joint in (
+            (stem[:length], stem[length:], stem[length - 1 : length + 1]),
+            (stem[-length:], stem[:-length], stem[-length - 1 : len(stem) - length + 1]),
+        ):
+            # 10 is not named after 1, and no name is cut within a number or a word.
+            whole = not (joint.isdecimal() or joint.isalpha())
+            if whole and any(map(str.isalpha, rest)):
+                yield name
 
 
 def _bases(stem: str) -> list[str]:

@@ -29,7 +29,8 @@ COPIES = frozenset({
 """Suffixes of backups, and of copies that never were finished."""
 SIDECARS = frozenset({".json", ".xml", ".txt", ".csv", ".yaml", ".yml", ".xmp", ".aux"})
 RESULTS = frozenset({"scores.csv", "report.html", "config.json", "run.json", "unfinished.sqlite"})
-"""Beside one of these, a folder `overlays` holds our own drawings."""
+"""Beside one of these, the folders `OWN` hold our own drawings and anomaly maps."""
+OWN = ("overlays", "maps")
 
 JUNK_FOLDERS = frozenset({
     "__MACOSX", "#recycle", "#snapshot", "$RECYCLE.BIN", "System Volume Information", "lost+found",
@@ -57,7 +58,7 @@ REASONS: dict[str, tuple[Severity, str]] = {
     "label": ("warning", "label files of images beside them"),
     "label_folder": ("warning", "in folders of labels (if they are images, rename the folder or "
                      "give it by itself)"),
-    "results": ("note", "overlays of cdgp"),
+    "results": ("note", "overlays and maps of cdgp"),
     "repeated": ("note", "linked folders that are read elsewhere"),
     "copy": ("note", "backups or unfinished copies"),
     "sidecar": ("note", "data files of images beside them, which are not read"),
@@ -226,9 +227,10 @@ class Search:
                 files.append(name)
             else:
                 self.leave("broken" if linked else "special", here / name)
-        if here / "overlays" in folders and RESULTS & set(files):
-            folders.remove(here / "overlays")
-            self.leave("results", here / "overlays")
+        if RESULTS & set(files):
+            for own in [here / name for name in OWN if here / name in folders]:
+                folders.remove(own)
+                self.leave("results", own)
         return folders, files
 
     def _images(self, here: Path, files: Sequence[str]) -> list[Path]:

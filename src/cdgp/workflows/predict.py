@@ -113,7 +113,7 @@ def predict_folder(
                             _predict_one(detector, name, path, files, ledger)
                         advance()
                 files.write_tables(ledger, None)
-                files.write_report(ledger, None, f"{len(ledger)} images without labels", facts)
+                files.write_report(ledger, None, _computed_on(ledger), facts)
             except KeyboardInterrupt:
                 done = f"interrupted after {len(ledger)} of {count} images"
                 raise Interrupted(f"{done}; --resume goes on from there") from None
@@ -216,6 +216,14 @@ def searched(places: Sequence[Path], search: Search) -> Iterator[Path]:
             search.leave("label", place)
         else:
             yield from walk_images(place, search)
+
+
+def _computed_on(ledger: Ledger) -> str:
+    """What the report is about: the images that it shows, and how many it cannot show."""
+    text = f"{len(ledger)} images without labels"
+    if not ledger.unreadable:
+        return text
+    return f"{text}; {ledger.unreadable} more could not be read, see {run_folder.UNREADABLE}"
 
 
 def _finished(

@@ -320,6 +320,7 @@ MAKERS: dict[str, Callable[[Path], Made]] = {
     "labels-of-one-name": labels_of_one_name,
     "photographs-of-one-name": photographs_of_one_name,
     "label-word-in-front": label_word_in_front,
+    "label-of-another-word": beside("0_scratch.png", "1_scratch.png"),
     "label-folder": beside("masks/0.png", "masks/1_GT.png"),
     "label-files-apart": beside("other/0_gt.png", "other/1_gt.png"),
     "photographs-of-labels": photographs_of_labels,
@@ -370,6 +371,9 @@ MAKERS: dict[str, Callable[[Path], Made]] = {
     "coco": tree("images/1.png", "annotations/instances.json"),
     "three-classes": tree("fine/1.png", "dent/2.png", "scratch/3.png"),
     "good-alone": tree("good/1.png", "good/2.png"),
+    "parts-in-capitals": tree(
+        *(f"{p}/{b}/1.png" for p in ("Train", "Test") for b in ("good", "defective"))
+    ),
     "train-and-val": tree(*(f"{p}/{b}/1.png" for p in ("train", "val") for b in ("a", "b"))),
     "loose-alone": tree("1.png", "2.png"),
     "table-by-another-name": tree("labels.csv", "images/1.png"),

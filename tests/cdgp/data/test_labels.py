@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from tests.helpers import noise_image
 
 from cdgp.data.labels import LABEL_WORDS, tell_labels
@@ -53,3 +54,32 @@ def test_images_stay_images(tmp_path: Path, names: tuple[str, ...]) -> None:
 def test_orphans_beside_label_files(tmp_path: Path) -> None:
     names = ("1.png", "1_mask.png", "2_mask.png", "3.png")
     assert told(tmp_path, *names) == (["1.png", "3.png"], ["1_mask.png"], ["2_mask.png"])
+
+
+def flat(path: Path, *values: int) -> Path:
+    """Write a grey image of vertical stripes, one of each value."""
+    image = Image.new("L", (len(values), 1))
+    image.putdata(values)
+    image.resize((40, 40), Image.Resampling.NEAREST).save(path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["{}_scratch", "{}-binary_1", "{}mask", "maske_{}", "{}.defect"])
+def test_any_further_word_with_few_colours(tmp_path: Path, name: str) -> None:
+    images = [noise_image(tmp_path / f"{i}.png", seed=i) for i in range(12)]
+    labels = [flat(tmp_path / f"{name.format(i)}.png", 0, 255 * (i > 5)) for i in range(12)]
+    found = tell_labels(sorted(tmp_path.iterdir()))
+    assert found.images == sorted(images)
+    assert found.labels == {label: [image] for label, image in zip(labels, images, strict=True)}
+
+
+def test_images_of_few_colours_stay_images(tmp_path: Path) -> None:
+    """Black frames of a second camera, a set of two tones, and names without a shared word."""
+    noise_image(tmp_path / "7.png")
+    flat(tmp_path / "7_back.png", 0)
+    flat(tmp_path / "8.png", 0, 255)
+    flat(tmp_path / "8_back.png", 0, 255)
+    flat(tmp_path / "77.png", 0, 255)
+    flat(tmp_path / "7_2.png", 0, 255)
+    files = sorted(tmp_path.iterdir())
+    assert tell_labels(files).images == files

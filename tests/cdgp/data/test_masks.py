@@ -289,3 +289,10 @@ def test_class_maps_are_not_taken_for_blur(count: int, seed: int) -> None:
     nearest = ((y[..., None] - points[:, 0]) ** 2 + (x[..., None] - points[:, 1]) ** 2).argmin(-1)
     numbers = np.where(nearest < count, nearest + 1, 0).astype(np.float32) / np.float32(65535)
     assert not images._is_soft(numbers, np.unique(numbers), "PNG")
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_mask_of_many_bright_values_is_marked_everywhere(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(200, 256, (40, 40), dtype=np.uint8)
+    Image.fromarray(values).save(tmp_path / "mask.png")
+    assert images.read_mask(tmp_path / "mask.png", (40, 40)).all()

@@ -106,6 +106,8 @@ def test_results_among_images_are_not_scored(tmp_path: Path) -> None:
     noise_image(tmp_path / "run/overlays/1.png.png")
     assert [path.name for path in walk_images(tmp_path)] == ["1.png.png"], "a folder of that name"
     (tmp_path / "run/scores.csv").write_text("image\n")
+    (tmp_path / "run/maps").mkdir()
+    (tmp_path / "run/maps/1.png.npy").touch()
     search = Search([tmp_path], tmp_path)
     assert not list(walk_images(tmp_path, search))
-    assert search.unused.counts == {"results": 1, "no_image": 1}
+    assert search.unused.counts == {"results": 2, "no_image": 1}, "and no warning of arrays"

@@ -73,6 +73,8 @@ def test_unreadable_images_are_counted_and_the_first_are_named(
     assert (result.scored, result.unreadable, len(result.problems)) == (1, 25, 20)
     assert "00.png" in result.problems[0]
     assert len((tmp_path / "out/unreadable.csv").read_text().splitlines()) == 26
+    page = (tmp_path / "out/report.html").read_text()
+    assert "25 more could not be read, see unreadable.csv" in page
 
 
 def test_outermost_drops_what_lies_in_another_place() -> None:

@@ -12,9 +12,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cdgp.data.images import INVERTED, read_mask_with_facts, reason, resize_mask
+from cdgp.data.images import INVERTED, read_mask_with_facts, resize_mask
 from cdgp.data.manifest import Sample
-from cdgp.errors import ImageError, OutputError
+from cdgp.errors import OutputError
 from cdgp.files import path_cell, printable, write_csv
 from cdgp.inference import Detector, Prediction, Region
 from cdgp.metrics.ranking import Measure, image_auroc, pixel_auroc
@@ -132,6 +132,9 @@ def true_mask(
         size: (height, width) of the result, resized by nearest neighbour.
         name: of the image, for the notes.
         notes: names of odd images by what is odd; added to.
+
+    Raises:
+        ImageError: a mask that cannot be used.
     """
     marked = _read_noted(sample, native, name, notes)
     if not sample.defective:
@@ -139,8 +142,7 @@ def true_mask(
             notes["good_with_marked_mask"].append(name)
         return np.broadcast_to(np.False_, size)
     if marked is None:
-        if not sample.masks:
-            notes["defective_without_mask"].append(name)
+        notes["defective_without_mask"].append(name)
         return None
     if not marked.any():
         notes["defective_with_empty_mask"].append(name)
@@ -155,14 +157,10 @@ def true_mask(
 def _read_noted(
     sample: Sample, native: tuple[int, int], name: str, notes: dict[str, list[str]]
 ) -> NDArray[np.bool_] | None:
-    """The union of an image's masks; None where there is none, or one that cannot be used."""
+    """The union of an image's masks; None where there is none."""
     union = np.zeros(native, np.bool_)
     for path in sample.masks:
-        try:
-            mask, facts = read_mask_with_facts(path, native)
-        except ImageError as error:
-            notes["mask_unusable"].append(f"{name}: {path.name}: {reason(error, path)}")
-            return None
+        mask, facts = read_mask_with_facts(path, native)
         union |= mask
         if facts.told:
             kind = "mask_cut_at_half" if facts.cut else "mask_of_several_values"

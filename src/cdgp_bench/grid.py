@@ -81,6 +81,8 @@ def _with_options(
     return Method(title, supervision, module.fit, uses, requires=("anomalib",), options=options)
 
 
+NEWER = (("data", "pages", "single"), ("decision", "defect_rate", 0.5))
+"""Settings that are younger than the first committed rows, with the values that these have."""
 METHODS: dict[str, Method] = {
     "padim": _with_options("PaDiM", "normal", padim),
     "patchcore": _with_options("PatchCore", "normal", patchcore),
@@ -231,6 +233,9 @@ class Run(NamedTuple):
         method, chosen = METHODS[self.variant.method], self.settings
         used = chosen.model_dump(mode="json", include=set(method.uses))
         # Only where they differ from the default, so that older rows keep their digest.
+        for section, key, default in NEWER:
+            if section in used and used[section][key] == default:
+                del used[section][key]
         if "calibration" not in used and chosen.calibration.pictures != "seen":
             used["pictures"] = chosen.calibration.pictures
         if chosen.backbone.weights not in ("hub", "bundled", "random"):

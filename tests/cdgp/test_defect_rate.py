@@ -101,7 +101,14 @@ def test_commands_take_the_rate_and_say_what_probabilities_refer_to(
     stated = json.loads((tmp_path / "b/metrics.json").read_text())
     own = json.loads(json.dumps(evaluate_run(graded, surfaces.root).metrics))
     assert (stated["defect_rate"], stated["defect_rate_source"]) == (RATE, "as stated")
-    for key in stated.keys() - {"defect_rate", "defect_rate_source", "threshold"}:
+    assert stated["notes"] == own["notes"]
+    for key in stated.keys() - {
+        "defect_rate",
+        "defect_rate_source",
+        "threshold",
+        "notes",
+        "run_id",
+    }:
         assert stated[key] == pytest.approx(own[key]), key
 
 
@@ -144,7 +151,7 @@ def test_files_from_before_refer_to_equal_numbers(tiny_run: Run, tmp_path: Path)
     """A model file whose decision and calibrator have no rate and no groups."""
     assert tiny_run.folder is not None
     with safe_open(tiny_run.folder / "model.safetensors", framework="pt") as file:
-        metadata = dict(file.metadata())
+        metadata = dict(file.metadata()) | {"version": "1"}
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     metadata["decision"] = json.dumps(
         {"threshold": 0.5, "source": "decision.threshold = 0.5", "false_reject_bound": None}

@@ -1,6 +1,7 @@
 """Metrics of labelled images: what rests on a single part, intervals, the share of defects."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,7 +44,11 @@ def test_the_calibration_error_is_at_the_sets_own_share(rate: float) -> None:
     decision = detector.card.decision.at(rate)
     detector.card = detector.card._replace(decision=decision)
     told = at_rate(balanced, 0.5, rate).tolist()
-    found = image_metrics(rows_of(told, labels), detector)
+    scored = [
+        replace(row, pred_label=row.pred_score > decision.threshold)
+        for row in rows_of(told, labels)
+    ]
+    found = image_metrics(scored, detector)
     assert found["expected_calibration_error_rate"] == 0.25
     expected = expected_calibration_error(at_rate(balanced, 0.5, 0.25), labels).value
     assert found["expected_calibration_error"] == pytest.approx(expected, abs=1e-9)

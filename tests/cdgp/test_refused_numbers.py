@@ -162,6 +162,7 @@ def decision_edited(tmp: Path, run: Run, data: Manifest) -> str:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     threshold = run.detector.card.decision.threshold
     metadata["decision"] = metadata["decision"].replace(repr(threshold), "0.9")
+    metadata["sha256"] = artifact.digest_of(metadata, tensors)
     save_file(tensors, tmp / "model.safetensors", metadata=metadata)
     artifact.load(tmp / "model.safetensors")
     return ""

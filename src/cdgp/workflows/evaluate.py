@@ -17,6 +17,7 @@ from cdgp.data.groups import group_numbers
 from cdgp.data.manifest import Manifest, Sample
 from cdgp.data.scan import digested
 from cdgp.data.splits import check_leaks
+from cdgp.errors import ImageError
 from cdgp.evaluation import (
     MapFile,
     ScoredImage,
@@ -204,7 +205,11 @@ def score_samples(
             if files is not None:
                 files.add(row, pixels, prediction)
             size = (pixels.shape[0], pixels.shape[1])
-            mask = true_mask(sample, size, size, name, notes)
+            try:
+                mask = true_mask(sample, size, size, name, notes)
+            except ImageError as error:  # of a training's test part: it costs no finished training
+                notes["mask_unusable"].append(f"{name}: {error}")
+                mask = None
             if mask is not None:
                 maps.append(prediction.anomaly_map)
                 masks.append(mask)

@@ -20,7 +20,7 @@ from cdgp import artifact, inference
 from cdgp.cli.main import app
 from cdgp.data.manifest import Manifest
 from cdgp.errors import ModelFileError, SettingsError
-from cdgp.inference import Detector
+from cdgp.inference import Detector, load
 from cdgp.method import tiles
 from cdgp.method.build import new_pair, new_projection, pretrained_encoder, seeded
 from cdgp.method.calibration import image_probability
@@ -208,11 +208,12 @@ def test_calibration_evidence_is_that_of_prediction(tiled_run: Run) -> None:
     dataset = WeakDataset(
         tiled_run.manifest.weak("calibration"), new_inputs(tiled_run.detector.settings)
     )
+    balanced = load(tiled_run.folder or "", defect_rate=0.5)
     graph = torch_of(tiled_run.detector).graph
     found = calibrate.collect_evidence(graph.evidence, dataset, Quiet())
     assert found.sizes == [(96, 80)] * len(dataset)
     for evidence, sample in zip(found.evidence, dataset.samples, strict=True):
-        score = tiled_run.detector.predict(sample.image).pred_score
+        score = balanced.predict(sample.image).pred_score
         probability = image_probability(evidence.pooled, tiled_run.detector.card.image)
         assert float(probability[0]) == score
 

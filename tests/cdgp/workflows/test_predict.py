@@ -180,8 +180,8 @@ def test_a_model_that_is_replaced_while_it_is_read_is_told(
     model = tmp_path / "model.safetensors"
     shutil.copy(tiny_run.folder / "model.safetensors", model)
 
-    def replaced(path: Path) -> Detector:
-        found = inference.load(path)
+    def replaced(path: Path, **options: Any) -> Detector:
+        found = inference.load(path, **options)
         model.write_bytes(model.read_bytes() + b"another")
         return found
 

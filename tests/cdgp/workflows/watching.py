@@ -33,6 +33,7 @@ def contents(folder: Path) -> dict[str, object]:
                 found[f"{name} metadata"] = {
                     key: TIMES.sub(b"TIME", value.encode())
                     for key, value in file.metadata().items()
+                    if key != "sha256"  # of all the others, the run id too
                 }
                 found[name] = {key: file.get_tensor(key).tolist() for key in file.keys()}  # noqa: SIM118
         elif path.is_file():

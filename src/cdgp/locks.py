@@ -58,7 +58,8 @@ def one_writer(
             held = _acquired(what, lock, holder, instead)
         except FileExistsError as error:
             raise OutputError(
-                f"{what}: {error.filename} is no folder, or a link that leads nowhere; {instead}"
+                f"{what}: cannot be written: {error.filename} is no folder, or a link that leads "
+                f"nowhere; {instead}"
             ) from error
         except OSError as error:
             raise OutputError(f"{what}: cannot be written: {error.strerror or error}") from error

@@ -246,7 +246,7 @@ def test_every_mask_is_read_by_one_rule_or_told(tmp_path: Path, row: Row) -> Non
     notes: dict[str, list[str]] = defaultdict(list)
     size = images.image_size(sample.image)
     if row.result == "refused":
-        raised(lambda: true_mask(sample, size, size, "part.png", notes), row.says, str(made.path))
+        raised(lambda: true_mask(sample, size, size, "part.png", notes), str(made.path))
         # A warning to who trains, and a refusal to who evaluates.
         assert [(f.kind, f.severity) for f in about] == [("mask_unusable", "warning")]
         assert row.says in about[0].text and str(made.path) in about[0].text

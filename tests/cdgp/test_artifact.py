@@ -1,5 +1,6 @@
 """The decision at any defect rate: scores and threshold move, no decision does."""
 
+import itertools
 import math
 
 import numpy as np
@@ -54,7 +55,9 @@ def test_no_rate_changes_a_decision_or_the_order(
     assert [score > decision.threshold for score, _ in found] == [label for _, label in found]
     order = torch.argsort(pooled).tolist()
     scores = [found[i][0] for i in order]
-    assert scores == sorted(scores) and all(0 <= score <= 1 for score in scores)
+    # One step apart in float64, the sigmoid itself may round its last digit either way.
+    assert all(b >= a * (1 - 1e-15) for a, b in itertools.pairwise(scores))
+    assert all(0 <= score <= 1 for score in scores)
 
 
 def test_an_image_at_a_calibrated_threshold_stays_good_at_any_rate() -> None:

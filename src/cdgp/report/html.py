@@ -228,16 +228,20 @@ def warnings(metrics: Mapping[str, Any], detector: Detector) -> Iterable[str]:
 
 
 def warned_images(rows: Iterable[ScoredImage]) -> Iterable[str]:
-    """How many images carry warnings of their own, and the first of them."""
-    warned = [f"{row.name}: {'; '.join(row.warnings)}" for row in rows if row.warnings]
-    if warned:
-        more = f" and {len(warned) - SHOWN} more" if len(warned) > SHOWN else ""
-        counted = (
-            "1 image carries warnings"
-            if len(warned) == 1
-            else (f"{len(warned)} images carry warnings")
-        )
-        yield f"{counted}, see scores.csv: {' · '.join(warned[:SHOWN])}{more}."
+    """How many images carry warnings of their own, and the first of them.
+
+    The others are not held, so that memory does not grow with them.
+    """
+    first, number = list[str](), 0
+    for row in rows:
+        if row.warnings:
+            number += 1
+            if number <= SHOWN:
+                first.append(f"{row.name}: {'; '.join(row.warnings)}")
+    if number:
+        more = f" and {number - SHOWN} more" if number > SHOWN else ""
+        counted = "1 image carries" if number == 1 else f"{number} images carry"
+        yield f"{counted} warnings, see scores.csv: {' · '.join(first)}{more}."
 
 
 def training_charts(log: Sequence[Mapping[str, Any]]) -> Iterable[tuple[str, Markup]]:

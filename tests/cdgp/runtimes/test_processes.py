@@ -101,19 +101,23 @@ def test_threads_with_inputs_of_other_shapes(exported: dict[str, Path]) -> None:
         list(pool.map(work, range(6)))
 
 
+def run_to_its_end(script: Path, text: str, model: Path) -> None:
+    """Run a script on a model, in a process of its own that has to end well."""
+    script.write_text(text)
+    done = subprocess.run(
+        [sys.executable, script, model],
+        capture_output=True, text=True, check=False, timeout=HANG,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "2"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 @every_runtime
 def test_forks_pools_and_loaders(
     tiny_run: Run, exported: dict[str, Path], tmp_path: Path, target: str
 ) -> None:
-    script = tmp_path / "workers.py"
-    script.write_text(WORKERS)
-    done = subprocess.run(
-        [sys.executable, script, model_of(target, tiny_run, exported)],
-        capture_output=True, text=True, check=False, timeout=HANG,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "2"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_to_its_end(tmp_path / "workers.py", WORKERS, model_of(target, tiny_run, exported))
 
 
 @pytest.mark.shared
@@ -183,11 +187,4 @@ def test_a_forked_child_ends(
     tiny_run: Run, exported: dict[str, Path], tmp_path: Path, target: str
 ) -> None:
     """A graph's threads stay with the parent: a child neither waits for them nor crashes."""
-    script = tmp_path / "child.py"
-    script.write_text(CHILD_ENDS)
-    done = subprocess.run(
-        [sys.executable, script, model_of(target, tiny_run, exported)],
-        capture_output=True, text=True, check=False, timeout=HANG,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "2"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_to_its_end(tmp_path / "child.py", CHILD_ENDS, model_of(target, tiny_run, exported))

@@ -32,9 +32,10 @@ from cdgp.metrics.reliability import at_rate
 from cdgp.presets import Settings, settings_from_json
 
 FORMAT = "cdgp-model"
-VERSION = 2
-READ = ("1", "2")
-"""Versions that can be read; those of version 1 have no digests."""
+VERSION = 3
+READ = ("1", "2", "3")
+"""Versions that can be read; those of version 1 have no digests, and before version 3 the dominance
+was all the image evidence."""
 TAIL = "calibration.tail_scores"
 SEEN = "provenance.seen"
 SEEN_BYTES = 16
@@ -145,6 +146,8 @@ def save(path: Path, model: Model) -> None:
         "image": calibration.image._asdict(),
         "fusion_weight": calibration.fusion_weight,
         "image_weight": calibration.image_weight,
+        "distance": calibration.distance._asdict(),
+        "distance_weight": calibration.distance_weight,
     }
     metadata = {
         "format": FORMAT,
@@ -240,7 +243,10 @@ def image_calibrator_of(values: dict[str, Any]) -> ImageCalibrator:
     notes = values["notes"]
     if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
         raise ValueError("the notes of the image calibration are no list of texts")
-    calibrator = ImageCalibrator(**values | {"notes": tuple(notes)})
+    lists = {key: values.get(key, []) for key in ("centre", "scale", "slope", "good_logits")}
+    for key, value in lists.items():  # before version 3 each was a number
+        lists[key] = tuple(value) if isinstance(value, list) else (value,)
+    calibrator = ImageCalibrator(**values | {"notes": tuple(notes)} | lists)
     _check_image_calibrator(calibrator)
     return calibrator
 
@@ -258,7 +264,7 @@ def check_calibration(calibration: Calibration) -> None:
 
     A tail without scores, or in another order, would call any pixel normal.
     """
-    for name in ("dominance", "residual"):
+    for name in ("dominance", "residual", "distance"):
         statistics: BranchStatistics = getattr(calibration, name)
         _check_numbers(statistics._asdict())
         if statistics.std <= 0:
@@ -277,20 +283,32 @@ def check_calibration(calibration: Calibration) -> None:
         _check_numbers({"start": tail.start, "shape": tail.shape, "scale": tail.scale})
         if tail.shape < 0 or tail.scale <= 0:
             raise ValueError(f"the normal tail has shape {tail.shape} and scale {tail.scale}")
-    weights = {"fusion_weight": calibration.fusion_weight, "image_weight": calibration.image_weight}
+    weights = {
+        name: getattr(calibration, name)
+        for name in ("fusion_weight", "image_weight", "distance_weight")
+    }
     _check_numbers(weights | {"floor": tail.floor})
-    if not 0 <= calibration.fusion_weight <= 1 or calibration.image_weight < 0 or tail.floor <= 0:
+    shares = (calibration.fusion_weight, calibration.distance_weight)
+    if not all(0 <= s <= 1 for s in shares) or calibration.image_weight < 0 or tail.floor <= 0:
         raise ValueError(f"a weight or the floor of the calibration is out of range ({weights})")
     _check_image_calibrator(calibration.image)
 
 
 def _check_image_calibrator(calibrator: ImageCalibrator) -> None:
-    _check_numbers({k: v for k, v in calibrator._asdict().items() if k != "notes"})
-    if calibrator.scale <= 0 or calibrator.slope < 0:
+    c = calibrator
+    _check_numbers({"intercept": c.intercept, "good": c.good_groups, "bad": c.defective_groups})
+    lists = {"centre": c.centre, "scale": c.scale, "slope": c.slope, "logits": c.good_logits}
+    for name, values in lists.items():
+        _check_numbers({f"{name} {place}": value for place, value in enumerate(values)})
+    if not len(c.centre) == len(c.scale) == len(c.slope) > 0:
+        raise ValueError("the image calibration has lists of unlike lengths")
+    if min(c.scale) <= 0 or min(c.slope) < 0:
         raise ValueError(
-            f"the image calibration has scale {calibrator.scale} and slope {calibrator.slope}: "
-            "its probability does not rise with the evidence"
+            f"the image calibration has scale {c.scale} and slope {c.slope}: its score does not "
+            "rise with the evidence"
         )
+    if list(c.good_logits) != sorted(c.good_logits):
+        raise ValueError("the good images' log-odds are not in order")
 
 
 def _check_finite(tensors: Mapping[str, Tensor]) -> None:
@@ -315,6 +333,8 @@ def _calibration(numbers: dict[str, Any], scores: Tensor) -> Calibration:
         image_calibrator_of(numbers["image"]),
         numbers["fusion_weight"],
         numbers["image_weight"],
+        BranchStatistics(**numbers.get("distance", {"mean": 0.0, "std": 1.0})),
+        numbers.get("distance_weight", 0.0),
     )
     check_calibration(calibration)
     return calibration

@@ -17,7 +17,7 @@ from cdgp.data import images
 from cdgp.data.images import MIN_SIDE, no_content, to_input
 from cdgp.errors import ImageError, ModelFileError, SettingsError
 from cdgp.files import absolute, path_of
-from cdgp.method.calibration import BALANCED, ImageCalibrator, image_probability
+from cdgp.method.calibration import BALANCED, ImageCalibrator, image_score
 from cdgp.method.network import Outputs
 from cdgp.method.resize import upsample
 from cdgp.presets import Settings
@@ -227,7 +227,7 @@ class Detector:
             decision = self.card.decision
             # From the pooled evidence and in float64, exactly as the threshold was set.
             balanced, score = (
-                float(image_probability(found.pooled, self.card.image, rate)[0])
+                float(image_score(found.pooled, self.card.image, rate)[0])
                 for rate in (BALANCED, decision.defect_rate)
             )
             pred_score, pred_label = decision.told(balanced, score)

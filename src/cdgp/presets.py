@@ -85,6 +85,9 @@ class DualGPSettings(_Section):
     final_learning_rate: Fraction = 0.05
     """Share of the initial learning rates that the cosine ends at."""
     margin: Positive = 0.5
+    mean_weight: NotNegative
+    """Weight of the cross entropy of an image's mean margin, beside the MIL term of its largest
+    ones; 0 in the paper."""
     loss_weights: tuple[NotNegative, NotNegative, NotNegative] = (1.0, 1.0, 4.0)
     """Weights of the MIL, compactness and attraction terms."""
     colour_jitter: tuple[Fraction, Fraction, Fraction, Annotated[float, Field(ge=0, le=0.5)]] = (
@@ -135,11 +138,24 @@ class StudentSettings(_Section):
     smooth_weight: Annotated[float, Field(ge=0)] = 0.10
 
 
+class DistanceSettings(_Section):
+    """The normal distance of the frozen teacher's features."""
+
+    weight: Fraction
+    """v, the share of the distance in what good images alone give; 0 leaves the branch out, as in
+    the paper. It has a Gaussian a place, so it is left out of windows (``tile``) as well."""
+    components: Count = 32
+    """At most so many principal components of a stage."""
+
+
 class CalibrationSettings(_Section):
     """From evidence to numbers (Section 3.6)."""
 
-    pictures: Literal["seen", "held_out"] = "seen"
+    pictures: Literal["seen", "held_out"]
     """Whether the Dual GP has trained on the calibration images (the paper) or not."""
+    image_evidence: Literal["dominance", "all"]
+    """What the image score weighs: the pooled dominance alone (the paper), or the peaks of residual
+    and distance beside it."""
     evidence: Literal["dominance", "mean_margin"] = "dominance"
     """The statistic of Eq. 10, or the mean margin of Eq. 8 (the paper's control)."""
     fusion_weight: Fraction
@@ -200,6 +216,7 @@ class Settings(_Section):
     inducing: InducingSettings = InducingSettings()
     dual_gp: DualGPSettings
     student: StudentSettings
+    distance: DistanceSettings
     calibration: CalibrationSettings
     decision: DecisionSettings = DecisionSettings()
     inference: InferenceSettings = InferenceSettings()
@@ -235,9 +252,16 @@ PRESETS: dict[PresetName, dict[str, Any]] = {
             "sigma_gradient": True,
             "sampler": "random",
             "mil_pooling": "max",
+            "mean_weight": 0.0,
         },
         "student": {"widths": (64, 192, 384, 496), "learning_rate": 3e-4},
-        "calibration": {"fusion_weight": 0.025, "tail": "counting"},
+        "distance": {"weight": 0.0},
+        "calibration": {
+            "pictures": "seen",
+            "image_evidence": "dominance",
+            "fusion_weight": 0.025,
+            "tail": "counting",
+        },
     },
     "lite": {
         "preset": "lite",
@@ -247,10 +271,17 @@ PRESETS: dict[PresetName, dict[str, Any]] = {
             "learning_rate": 1e-3,
             "sigma_gradient": False,
             "sampler": "random",
-            "mil_pooling": "max",
+            "mil_pooling": "top",
+            "mean_weight": 1.0,
         },
         "student": {"widths": (16, 32, 64, 128), "learning_rate": 3e-3},
-        "calibration": {"fusion_weight": 0.025, "tail": "counting"},
+        "distance": {"weight": 0.5},
+        "calibration": {
+            "pictures": "held_out",
+            "image_evidence": "all",
+            "fusion_weight": 0.025,
+            "tail": "counting",
+        },
     },
 }
 
@@ -303,13 +334,21 @@ def read_settings(path: Path, /, **changes: Any) -> Settings:
     )
 
 
+UNNAMED = {
+    "dual_gp": {"mean_weight": 0.0},
+    "distance": {"weight": 0.0},
+    "calibration": {"image_evidence": "dominance"},
+}
+"""Settings that model files from before they existed were made with."""
+
+
 def settings_from_json(text: str, source: str) -> Settings:
-    """The settings that a model file or ``config.json`` holds; SettingsError if incomplete."""
+    """The settings that a model file or export holds; SettingsError if incomplete."""
     try:
         values = json.loads(text)
     except ValueError as error:
         raise SettingsError(f"{source}: not valid JSON: {error}") from error
-    return _validate(values, source)
+    return _validate(merged(UNNAMED, values), source)
 
 
 def nearest(name: str, names: list[str]) -> str:

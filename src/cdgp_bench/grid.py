@@ -41,9 +41,15 @@ BALANCED = {"dual_gp": {"sampler": "balanced"}}
 CLASSIFIER_RATE = {"dual_gp": {"learning_rate": 3e-3}}
 """Chosen on calibration images; see docs/decisions.md."""
 PAPER_LITERAL = {
-    "dual_gp": {"sigma_gradient": True, "sampler": "random", "mil_pooling": "max"},
-    "calibration": {"fusion_weight": 0.025, "tail": "counting"},
-}
+    "dual_gp": {
+        "sigma_gradient": True, "sampler": "random", "mil_pooling": "max", "mean_weight": 0.0,
+    },
+    "distance": {"weight": 0.0},
+    "calibration": {
+        "pictures": "seen", "image_evidence": "dominance", "fusion_weight": 0.025,
+        "tail": "counting",
+    },
+}  # fmt: skip
 OWN_NETWORK = ("preset", "seed", "input_size", "data")
 """The settings of a method that does not use the shared backbone."""
 

@@ -26,17 +26,19 @@ from cdgp.method.backbone import Encoder
 from cdgp.method.calibration import (
     BALANCED,
     Calibration,
+    ConformalTable,
     NormalTail,
+    conformal_table,
     final_map,
     fuse,
     image_logit,
+    p_value,
     rate_shift,
     surprisal,
 )
 from cdgp.method.fold import fix_padding, fold_batch_norms
 from cdgp.method.gp import has_linear_forms, linear_forms
-from cdgp.method.losses import log_mean_exp
-from cdgp.method.network import Evidence, Network, Outputs, evidence_at
+from cdgp.method.network import Evidence, Network, Outputs, evidence_at, pool
 from cdgp.method.resize import upsample, upsample_matmul
 from cdgp.method.student import residual_map
 
@@ -53,33 +55,36 @@ CHECK_NATS = 0.01
 
 
 class EvidenceGraph(nn.Module):
-    """Both branches of a trained network, for inference alone; the network given is not changed.
+    """All branches of a trained network, for inference alone; the network given is not changed.
 
     Args:
         network: trained.
         precision: of the encoders and the student. Where their features meet, small differences
-            count, so the head and the residual are always in float32.
+            count, so the head, the residual and the distance are always in float32.
     """
 
     def __init__(self, network: Network, precision: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.precision = precision
         self.encoders = Encoders(network.encoder, network.teacher)
-        self.head = head_of(network)
+        self.head = None if network.gps is None else head_of(network)
         self.student = copy.deepcopy(network.student)
+        self.distance = copy.deepcopy(network.distance)
         for part in (self.student.squeeze, *self.student.blocks):
             fold_batch_norms(part)
-        self.sharpness = network.sharpness
+        self.sharpness, self.image_evidence = network.sharpness, network.image_evidence
         self.requires_grad_(False).eval()
         self.to(memory_format=torch.channels_last)
 
     def forward(self, images: Tensor) -> Evidence:
-        """(B, 3, H, W) float32 RGB in [0, 1] to the evidence of both branches."""
+        """(B, 3, H, W) float32 RGB in [0, 1] to the evidence of all branches."""
         with self._cast(images):
             tuned, frozen = self.encoders(images)
-        dominance = self.head([f.float() for f in tuned])
-        pooled = log_mean_exp(dominance.flatten(1), self.sharpness)
-        return Evidence(dominance, self.residual(frozen), pooled)
+        dominance = None if self.head is None else self.head([f.float() for f in tuned])
+        residual = self.residual(frozen)
+        distance = None if self.distance is None else self.distance([f.float() for f in frozen])
+        pooled = pool(dominance, residual, distance, self.sharpness, self.image_evidence)
+        return Evidence(dominance, residual, distance, pooled)
 
     def residual(self, frozen: Sequence[Tensor]) -> Tensor:
         """The teacher's features of three stages to the residual map (B, H/4, W/4)."""
@@ -121,26 +126,40 @@ class OutputGraph(nn.Module):
         self.calibration = calibration
         self.shift = rate_shift(defect_rate)
         self.table = SurprisalTable(calibration.tail)
+        if calibration.image.is_p_value:
+            logits, values, self.least, self.spread = conformal_table(calibration.image.good_logits)
+            self.register_buffer("logits", logits.float())
+            self.register_buffer("p_values", values.float())
+        self.logits: Tensor
+        self.p_values: Tensor
 
     def forward(self, evidence: Evidence, size: tuple[int, int]) -> Outputs:
         """Evidence (B, h, w) to maps (B, H, W) of a size and image scores."""
-        dominance, residual, pooled = evidence
-        c = self.calibration
-        low = fuse(dominance, residual, c.dominance, c.residual, c.fusion_weight)
+        c, pooled = self.calibration, evidence.pooled
+        low = fuse(evidence.maps, c.branches, c.weights)
         U = upsample_matmul(low, size) if torch.compiler.is_exporting() else upsample(low, size)
         P = self.table(U)
         logit = image_logit(pooled, c.image)
-        score = torch.sigmoid(logit + self.shift)
+        if c.image.is_p_value:
+            table = ConformalTable(self.logits, self.p_values, self.least, self.spread)
+            score = 1 - p_value(logit, table)
+        else:
+            score = torch.sigmoid(logit + self.shift)
         return Outputs(final_map(P, logit, c.image_weight), P, U, pooled, score)
 
 
 class Encoders(nn.Module):
-    """The fine-tuned encoder and the frozen teacher, with a shared stem run once."""
+    """The frozen teacher and the fine-tuned encoder, if any, with a shared stem run once."""
 
-    def __init__(self, encoder: Encoder, teacher: Encoder) -> None:
+    def __init__(self, encoder: Encoder | None, teacher: Encoder) -> None:
         super().__init__()
-        self.encoder, self.teacher = copy.deepcopy(encoder), copy.deepcopy(teacher)
+        self.teacher = copy.deepcopy(teacher)
+        self.encoder = None if encoder is None else copy.deepcopy(encoder)
         self.stem: nn.Module = nn.Identity()
+        if self.encoder is None or encoder is None:
+            fold_batch_norms(self.teacher.trunk)
+            fix_padding(self.teacher.trunk)
+            return
         names = [name for name, _ in encoder.named_stem()]
         own = teacher.trunk.state_dict()
         shared = all(
@@ -158,16 +177,17 @@ class Encoders(nn.Module):
                 setattr(self.teacher.trunk, name, nn.Identity())
 
     def forward(self, images: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """(B, 3, H, W) RGB in [0, 1] to both pyramids of features."""
-        x = self.stem(self.encoder.normalise(images))
-        return self.encoder(x), self.teacher(x)
+        """(B, 3, H, W) RGB in [0, 1] to both pyramids of features, the tuned one first."""
+        x = self.stem(self.teacher.normalise(images))
+        return () if self.encoder is None else self.encoder(x), self.teacher(x)
 
 
 def head_of(network: Network) -> nn.Module:
-    """The head with the least work that gives the network's evidence.
+    """The head with the least work that gives the evidence of a network with a Dual GP.
 
     ``DominanceHead`` leaves out the floor of the variance, so it must be out of reach.
     """
+    assert network.gps is not None
     if not has_linear_forms(network.gps):
         return TokenHead(network)
     _, C = linear_forms(network.gps)
@@ -195,6 +215,7 @@ class DominanceHead(nn.Module):
 
     def __init__(self, network: Network) -> None:
         super().__init__()
+        assert network.gps is not None and network.projection is not None
         phi = [weight.double().flatten(1) for weight in network.projection.state_dict().values()]
         Q, R = torch.linalg.qr(torch.cat(phi, dim=1))
         beta, C = linear_forms(network.gps)
@@ -247,6 +268,7 @@ class TokenHead(nn.Module):
 
     def __init__(self, network: Network) -> None:
         super().__init__()
+        assert network.gps is not None and network.projection is not None
         self.projection = copy.deepcopy(network.projection)
         self.gps = copy.deepcopy(network.gps)
         self.floor, self.evidence = network.floor, network.evidence

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from cdgp.method.graph import EvidenceGraph, InferenceGraph
-from cdgp.method.losses import log_mean_exp
-from cdgp.method.network import Evidence, Network, Outputs
+from cdgp.method.network import Evidence, Network, Outputs, pool
 from cdgp.method.resize import Size
 
 GRID = 32
@@ -111,7 +110,8 @@ def blended(parts: Iterable[Tensor], size: Size, window: Size) -> Tensor:
 def tiled_evidence(network: Network | EvidenceGraph, image: Tensor, window: Size) -> Evidence:
     """An image (3, H, W), RGB in [0, 1], to the evidence of all of it, (1, H/4, W/4).
 
-    a(x) is the log-sum-exp of the blended dominance over the image.
+    Maps are blended, and then pooled over the image. There is no distance: it has a Gaussian a
+    place of an image, and a window may lie anywhere.
     """
     device = next(network.parameters()).device
 
@@ -119,10 +119,12 @@ def tiled_evidence(network: Network | EvidenceGraph, image: Tensor, window: Size
         for images in batches(windows(image, window)):
             images = images.to(device).contiguous(memory_format=torch.channels_last)
             found: Evidence = network(images)
-            yield from torch.stack([found.dominance, found.residual], dim=1).float()
+            yield from torch.stack([m for m in found.maps if m is not None], dim=1).float()
 
-    dominance, residual = blended(maps(), (image.shape[1], image.shape[2]), window)[:, None]
-    return Evidence(dominance, residual, log_mean_exp(dominance.flatten(1), network.sharpness))
+    *tuned, residual = blended(maps(), (image.shape[1], image.shape[2]), window)[:, None]
+    dominance = tuned[0] if tuned else None
+    pooled = pool(dominance, residual, None, network.sharpness, network.image_evidence)
+    return Evidence(dominance, residual, None, pooled)
 
 
 def outputs_of(graph: InferenceGraph, evidence: Evidence, size: Size) -> Outputs:
@@ -131,14 +133,17 @@ def outputs_of(graph: InferenceGraph, evidence: Evidence, size: Size) -> Outputs
     In bands of rows, so that what the calibration takes beside its results stays small; a row of
     evidence on either side makes a band's upsampling that of the whole.
     """
-    count, columns = evidence.dominance.shape[1:]
+    count, columns = evidence.residual.shape[1:]
     height, width = size
     maps = torch.empty(3, 1, height, width)
     for row in range(0, count, BAND):
         first, last = max(0, row - 1), min(count, row + BAND + 1)
-        dominance, residual = (m[:, first:last] for m in evidence[:2])
+        dominance, residual = evidence.dominance, evidence.residual[:, first:last]
+        if dominance is not None:
+            dominance = dominance[:, first:last]
         found = graph.outputs(
-            Evidence(dominance, residual, evidence.pooled), (CELL * (last - first), CELL * columns)
+            Evidence(dominance, residual, None, evidence.pooled),
+            (CELL * (last - first), CELL * columns),
         )
         y, skip = CELL * row, CELL * (row - first)
         rows = min(CELL * BAND, height - y)

@@ -11,7 +11,7 @@ from cdgp.data.manifest import WeakSplit
 from cdgp.data.splits import CLASSES
 from cdgp.errors import SettingsError, TrainingError
 from cdgp.method.build import assemble
-from cdgp.method.calibration import Calibration, ImageCalibrator, image_probability
+from cdgp.method.calibration import Calibration, ImageCalibrator, image_score
 from cdgp.method.graph import EvidenceGraph, SurprisalTable, check_table
 from cdgp.metrics.reliability import false_reject_threshold
 from cdgp.presets import DecisionSettings, InferenceSettings, Settings
@@ -21,7 +21,8 @@ from cdgp.runtimes.torch import TiledRuntime, TorchRuntime
 from cdgp.training.calibrate import CalibrationEvidence, collect_evidence, fit_calibration
 from cdgp.training.context import TrainingContext, stage_key
 from cdgp.training.dataset import WeakDataset, new_inputs
-from cdgp.training.dual_gp import dual_gp_samples, train_dual_gp
+from cdgp.training.distance import train_distance
+from cdgp.training.dual_gp import TrainedDualGP, dual_gp_samples, train_dual_gp
 from cdgp.training.student import train_student
 
 WITHOUT_BOUND = (
@@ -37,33 +38,36 @@ MOST_MOVED = 0.01
 
 
 def train(data: WeakSplit, settings: Settings, context: TrainingContext) -> Model:
-    """Both trained stages and the calibration.
+    """All trained stages and the calibration.
 
-    Each image is decoded once for all stages, as long as the inputs fit into memory. Errors: see
-    ``cdgp.errors``; SettingsError for a false-reject bound that the calibration cannot give.
+    Each image is decoded once for all stages, as long as the inputs fit into memory. Where no
+    defective image is given, or the only ones calibrate, there is no Dual GP: what good images
+    alone give makes the model. Errors: see ``cdgp.errors``; SettingsError for a false-reject bound
+    that the calibration cannot give.
     """
     inputs, device = new_inputs(settings), context.fabric.device
-    dual = train_dual_gp(
-        WeakDataset(dual_gp_samples(data, settings), inputs),
-        settings,
-        context,
-        stage_key(settings, data.sha256, "dual_gp"),
-    )
+    dual: TrainedDualGP | None = None
+    labelled = dual_gp_samples(data, settings)
+    if any(s.defective for s in labelled):
+        key = stage_key(settings, data.sha256, "dual_gp")
+        dual = train_dual_gp(WeakDataset(labelled, inputs), settings, context, key)
     good = WeakDataset([s for s in data.fit if not s.defective], inputs)
     key = stage_key(settings, data.good_fit_sha256, "student")
     teacher, student, _ = train_student(good, settings, context, key)
-    network = assemble(dual.encoder, dual.projection, dual.gps, teacher, student, settings)
+    distance = train_distance(good, teacher, settings, context)
+    tuned = None if dual is None else dual.tuned
+    network = assemble(tuned, teacher, student, distance, settings)
     graph = EvidenceGraph(network).to(device)
     dataset = WeakDataset(data.calibration, inputs)
     collected = collect_evidence(graph, dataset, context.progress)
-    calibration = fit_calibration(collected, settings.calibration)
+    calibration = fit_calibration(collected, settings)
     check_table(SurprisalTable(calibration.tail), calibration.tail)
     image = with_groups(calibration.image, data)
     calibration = calibration._replace(image=image)
     context.log({"stage": "calibration", "slope": image.slope, "intercept": image.intercept,
                  "notes": image.notes})  # fmt: skip
     decision = decide(collected, calibration, settings.decision, data)
-    made = provenance(data, dual.separation)
+    made = provenance(data, None if dual is None else dual.separation)
     model = Model(network, calibration, decision, settings, made)
     if device.type == "cuda" and settings.inference != InferenceSettings():
         fast = TorchRuntime(model, device, settings.inference)
@@ -111,7 +115,7 @@ def with_groups(image: ImageCalibrator, data: WeakSplit) -> ImageCalibrator:
         for label in (False, True)
     }  # fmt: skip
     notes = list(image.notes)
-    for label, word in CLASSES.items():
+    for label, word in CLASSES.items() if not image.is_p_value else ():
         images = sum(s.defective == label for s in data.calibration)
         if len(parts[label]) == 1 and not (label and images == 1):  # which has its note already
             many = f" part (group) with {images} images" if images > 1 else " calibration image"
@@ -158,14 +162,14 @@ def threshold_of(
     if rate is None:
         source = f"decision.threshold = {settings.threshold:g} at equal numbers of good and "
         return Decision(settings.threshold, f"{source}defective parts", None)
-    if calibration.image.slope == 0:
+    if not any(calibration.image.slope):
         raise SettingsError(
             "decision.max_false_rejects: the image probability does not rise with the evidence, so "
             "no threshold can bound the false rejects; see the calibration notes in log.jsonl. "
             + WITHOUT_BOUND
         )
     # On the path of prediction, so that an image equal to the threshold's stays on its good side.
-    scores = image_probability(collected.pooled, calibration.image)
+    scores = image_score(collected.pooled, calibration.image)
     good = held_out_groups(data)
     found = false_reject_threshold(
         [float(scores[place]) for place, _ in good], rate, [group for _, group in good]
@@ -210,7 +214,7 @@ def check_calibration(data: WeakSplit, settings: Settings) -> None:
         false_reject_threshold([0.0] * len(groups), rate, groups)
 
 
-def provenance(data: WeakSplit, separation: float) -> dict[str, Any]:
+def provenance(data: WeakSplit, separation: float | None) -> dict[str, Any]:
     """Where a model comes from: data digest, counts, versions, machine, time."""
     return {
         "manifest_sha256": data.sha256,

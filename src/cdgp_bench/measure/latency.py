@@ -119,6 +119,8 @@ def stages(detector: Detector, images: torch.Tensor, runs: int) -> dict[str, Any
     if not isinstance(runtime, TorchRuntime):
         return {}
     graph, device = runtime.graph, runtime.device
+    head = graph.evidence.head
+    assert head is not None
     images = images.to(device).contiguous(memory_format=torch.channels_last)
     with FlopCounterMode(display=False) as counter:
         graph(images)
@@ -133,7 +135,7 @@ def stages(detector: Detector, images: torch.Tensor, runs: int) -> dict[str, Any
     native[300:400, 400:600] = detector.region_level + 1
     work: dict[str, Callable[[], object]] = {
         "encoders": lambda: graph.evidence.encoders(images),
-        "dominance head": lambda: graph.evidence.head(tuned),
+        "dominance head": lambda: head(tuned),
         "student": lambda: graph.evidence.student(frozen[2], sizes),
         "residual": lambda: graph.evidence.residual(frozen),
         "fusion and surprisal": lambda: graph.outputs(evidence, size),

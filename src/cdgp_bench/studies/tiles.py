@@ -100,7 +100,7 @@ def seams() -> None:
     graph, c = runtime.graph, runtime.graph.outputs.calibration
 
     def fused(evidence: Evidence) -> np.ndarray:
-        low = fuse(evidence.dominance, evidence.residual, c.dominance, c.residual, c.fusion_weight)
+        low = fuse(evidence.maps, c.branches, c.weights)
         values: np.ndarray = low[0].numpy()
         return values
 

@@ -62,7 +62,7 @@ class WeakSplit:
 
     fit: tuple[WeakSample, ...]
     calibration: tuple[WeakSample, ...]
-    """All of the training images where the calibration split lacks a class."""
+    """All of the training images where the calibration split lacks a class that they have."""
     train: tuple[WeakSample, ...]
     """Both, in the manifest's order."""
     sha256: str
@@ -144,8 +144,12 @@ class Manifest:
 
     @property
     def has_calibration(self) -> bool:
-        """Whether the calibration split has both classes; without, training images calibrate."""
-        return len({s.defective for s in self.of("calibration")}) == 2
+        """Whether the calibration split has every class that the training part has.
+
+        Without, training images calibrate.
+        """
+        shown = {s.defective for s in self.of("calibration")}
+        return bool(shown) and shown == {s.defective for s in self.of("train")}
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """(good, defective) per split that occurs; samples without one count as "unsplit"."""

@@ -123,7 +123,7 @@ def budget_curve(results: Results, dataset: str, stem: Path) -> None:
 
 def reliability(sets: Mapping[str, ImageScores], stem: Path) -> None:
     """Observed against predicted rate of defects, a panel a data set, as PNG and SVG."""
-    figure, (axes,) = new_figure(1, len(sets), (3.2 * len(sets), 3.4))
+    figure, (axes,) = new_figure(1, len(sets), (3.2 * len(sets), 3.9))
     for axis, (name, found) in zip(axes, sets.items(), strict=True):
         bins = bins_of(found)
         means, rates = [b.mean for b in bins], [b.rate for b in bins]
@@ -133,7 +133,7 @@ def reliability(sets: Mapping[str, ImageScores], stem: Path) -> None:
                       color=COLOURS["final"])  # fmt: skip
         axis.set_xlim(-0.03, 1.03)
         axis.set_ylim(-0.03, 1.03)
-        axis.set_aspect("equal")
+        axis.set_box_aspect(1)
         axis.set_xlabel("predicted P(defective)")
         error = expected_calibration_error(found.probability, found.defective).value
         low, high = calibration_error_interval(*found)

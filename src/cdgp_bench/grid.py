@@ -71,6 +71,9 @@ class Method(NamedTuple):
     """Distributions that it needs beyond the product's own; named in the extra `bench`."""
     options: Mapping[PresetName, MethodOptions] = NO_OPTIONS
     """Its own hyperparameters by preset, where it has some."""
+    least_defects: int = 4
+    """Fewest defective training images that it is shown with in a budget curve; a method that uses
+    good images alone has one result for all budgets."""
     version: int = 1
     """Raised when its code may give other numbers, so that older rows no longer count. Version 2 of
     CDGP and its controls scores by the product's inference graph and scikit-learn's logistic."""
@@ -110,8 +113,9 @@ METHODS: dict[str, Method] = {
     "static_max": Method(
         "Static max similarity", "image", static_max.fit, (*SHARED, "inducing")
     ),
-    "cdgp_paper": Method("CDGP (paper-literal)", "image", cdgp.fit, ALL, PAPER_LITERAL, version=2),
-    "cdgp": Method("CDGP", "image", cdgp.fit, ALL, version=2),
+    "cdgp_paper": Method("CDGP (paper-literal)", "image", cdgp.fit, ALL, PAPER_LITERAL,
+                         least_defects=0, version=2),
+    "cdgp": Method("CDGP", "image", cdgp.fit, ALL, least_defects=0, version=2),
     "linear_head": Method(
         "Direct linear head", "control", functools.partial(cdgp.fit, control="linear"), ALL,
         version=2,
@@ -192,6 +196,7 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         _calibrated("2/3", image_weight=2 / 3),
     ),
     "label_budget": (SPATIAL, FULL),
+    "budget_curve": (),  # the plan's methods
     "held_out": (_calibrated("Held out of both stages", pictures="held_out"), Variant("Seen")),
     "qualitative": (),  # one image a category
     "complexity": (),  # the plan's methods, timed
@@ -206,7 +211,7 @@ CONTRASTS: tuple[tuple[str, Variant, Variant], ...] = (
 
 
 class Run(NamedTuple):
-    """One variant on one category, with one seed and label budget: one result row."""
+    """One variant on one category, with one seed, fold and label budget: one result row."""
 
     dataset: str
     category: str
@@ -215,6 +220,7 @@ class Run(NamedTuple):
     budget: int | None
     settings: Settings
     options: MethodOptions | None = None
+    fold: int | None = None
 
     def fit(self, data: WeakSplit, checkpoints: Path, progress: Progress) -> Fitted:
         """Train the method, or load what it has trained from ``checkpoints``."""
@@ -223,15 +229,15 @@ class Run(NamedTuple):
         return method.fit(data, self.settings, checkpoints, progress, *own)
 
     @property
-    def identity(self) -> tuple[str, str, str, str, int, int | None]:
-        """What names the row in tables."""
+    def identity(self) -> tuple[str, str, str, str, int, int | None, int | None]:
+        """What names the row in tables, as ``rows.IDENTITY``."""
         method, setting = self.variant.method, self.variant.setting
-        return self.dataset, self.category, method, setting, self.seed, self.budget
+        return self.dataset, self.category, method, setting, self.seed, self.budget, self.fold
 
     @property
     def split_key(self) -> SplitKey:
         """The prepared split that it uses."""
-        return SplitKey(self.dataset, self.category, self.seed, self.budget)
+        return SplitKey(self.dataset, self.category, self.seed, self.budget, self.fold)
 
     @property
     def config_sha256(self) -> str:
@@ -255,15 +261,23 @@ class Run(NamedTuple):
 
 
 def variants_of(experiment: str, methods: tuple[str, ...]) -> tuple[Variant, ...]:
-    """The variants that need rows; in `main` one for each of the plan's methods."""
-    if experiment == "main":
+    """The variants that need rows; in `main` and `budget_curve` the plan's methods as they are."""
+    if experiment in ("main", "budget_curve"):
         return tuple(Variant(METHODS[name].title, name) for name in methods)
     return EXPERIMENTS[experiment]
 
 
 def budgets_of(experiment: str, budgets: tuple[int, ...]) -> tuple[int | None, ...]:
     """The label budgets of an experiment; None is all defective training images."""
-    return (*budgets, None) if experiment == "label_budget" else (None,)
+    return (*budgets, None) if experiment in ("label_budget", "budget_curve") else (None,)
+
+
+def own_row(experiment: str, variant: Variant, budget: int | None) -> bool:
+    """Whether a variant has a row of its own at one of the experiment's label budgets."""
+    if experiment != "budget_curve" or budget is None:
+        return True
+    method = METHODS[variant.method]
+    return method.supervision != "normal" and budget >= method.least_defects
 
 
 def variant_settings(

@@ -33,7 +33,7 @@ def published(results: Results) -> str:
         *_per_category(results, ours, paper["per_category"]),
         _paired(paper["paired"]),
     ]
-    shown = "\n".join(f"## {t.title}\n\n{markdown(t, len(plan.seeds))}" for t in tables)
+    shown = "\n".join(f"## {t.title}\n\n{markdown(t, plan.planned)}" for t in tables)
     cost = paper["complexity"]
     notes = "\n".join(f"- {note}" for note in paper["disagreements"]["notes"])
     return (
@@ -130,6 +130,7 @@ def same_protocol(plan: Plan, name: str) -> bool:
         and plan.metric_size == "input"
         and tuple(dataset.input_size) == SAME_INPUT[dataset.layout]
         and plan.seeds == (0, 1, 2)
+        and plan.folds is None
         and {**plan.settings, "backbone": {"weights": ""}} == {"backbone": {"weights": ""}}
         and plan.settings.get("backbone", {}).keys() <= {"weights"}
         and dataset.settings == batch
@@ -143,7 +144,7 @@ def whole(results: Results, name: str) -> bool:
     if set(results.categories[name]) != set(published_counts):
         return False
     for category, counts in published_counts.items():
-        row = results.row(name, category, Variant("CDGP"), results.plan.seeds[0])
+        row = results.row(name, category, Variant("CDGP"), results.plan.repeats[0])
         if counts is None or row is None:
             continue
         parts = row["parts"]
@@ -162,7 +163,7 @@ def _own(
     if category is not None and category not in results.categories[dataset]:
         return NOT_RUN
     found = results.summary(dataset, variant, metric, budget, category)
-    return cell_text(found, len(results.plan.seeds)) if found else NOT_RUN
+    return cell_text(found, results.plan.planned) if found else NOT_RUN
 
 
 def _beside(label: str, values: Sequence[float], own: Sequence[str]) -> TableRow:

@@ -127,11 +127,12 @@ class Manifest:
         Args:
             joined: this manifest with near duplicates in one group; training itself depends on this
                 manifest alone.
-            needed: labels that the calibration split must show; where it lacks one, the training
-                images calibrate.
+            needed: labels that the calibration split must show where training images have them;
+                where it lacks one, the training images calibrate.
         """
         good_fit = tuple(s for s in self.of("fit") if not s.defective)
-        own = set(needed) <= {s.defective for s in self.of("calibration")}
+        held = {s.defective for s in self.of("calibration")}
+        own = bool(held) and set(needed) & {s.defective for s in self.of("train")} <= held
         train = self.of("train")
         numbers = group_numbers(joined or self, (joined or self).of("train")).tolist()
         group = {s.image: number for s, number in zip(train, numbers, strict=True)}

@@ -148,6 +148,7 @@ def save(path: Path, model: Model) -> None:
         "image_weight": calibration.image_weight,
         "distance": calibration.distance._asdict(),
         "distance_weight": calibration.distance_weight,
+        "dominance_cap": calibration.dominance_cap,
     }
     metadata = {
         "format": FORMAT,
@@ -287,7 +288,8 @@ def check_calibration(calibration: Calibration) -> None:
         name: getattr(calibration, name)
         for name in ("fusion_weight", "image_weight", "distance_weight")
     }
-    _check_numbers(weights | {"floor": tail.floor})
+    cap = {} if calibration.dominance_cap is None else {"cap": calibration.dominance_cap}
+    _check_numbers(weights | {"floor": tail.floor} | cap)
     shares = (calibration.fusion_weight, calibration.distance_weight)
     if not all(0 <= s <= 1 for s in shares) or calibration.image_weight < 0 or tail.floor <= 0:
         raise ValueError(f"a weight or the floor of the calibration is out of range ({weights})")
@@ -335,6 +337,7 @@ def _calibration(numbers: dict[str, Any], scores: Tensor) -> Calibration:
         numbers["image_weight"],
         BranchStatistics(**numbers.get("distance", {"mean": 0.0, "std": 1.0})),
         numbers.get("distance_weight", 0.0),
+        numbers.get("dominance_cap"),
     )
     check_calibration(calibration)
     return calibration

@@ -159,7 +159,13 @@ class CalibrationSettings(_Section):
     evidence: Literal["dominance", "mean_margin"] = "dominance"
     """The statistic of Eq. 10, or the mean margin of Eq. 8 (the paper's control)."""
     fusion_weight: Fraction
-    """w of Eq. 25."""
+    """w of Eq. 25: the share of the dominance in the map."""
+    most_fusion_weight: Fraction
+    """The labels of the calibration images may raise w, by doubling, up to this; `fusion_weight`
+    keeps it fixed, as in the paper."""
+    dominance_cap: Positive | None
+    """A dominance beyond so many standard deviations of normal ones counts as that many; None is no
+    cap (the paper)."""
     tail: Literal["counting", "pareto"]
     """Eq. 26 as printed, or a peaks-over-threshold fit above its 99.9 % quantile."""
     tail_pixels: Count = 1_000_000
@@ -168,7 +174,7 @@ class CalibrationSettings(_Section):
     pooling_sharpness: Positive = 8.0
     """r of Eq. 28."""
     logistic_c: Positive = 1.0
-    image_weight: Annotated[float, Field(ge=0)] = 1 / 3
+    image_weight: Annotated[float, Field(ge=0)]
     """lambda_I of Eq. 29."""
 
 
@@ -260,7 +266,10 @@ PRESETS: dict[PresetName, dict[str, Any]] = {
             "pictures": "seen",
             "image_evidence": "dominance",
             "fusion_weight": 0.025,
+            "most_fusion_weight": 0.025,
+            "dominance_cap": None,
             "tail": "counting",
+            "image_weight": 1 / 3,
         },
     },
     "lite": {
@@ -280,7 +289,10 @@ PRESETS: dict[PresetName, dict[str, Any]] = {
             "pictures": "held_out",
             "image_evidence": "all",
             "fusion_weight": 0.025,
-            "tail": "counting",
+            "most_fusion_weight": 0.1,
+            "dominance_cap": 8.0,
+            "tail": "pareto",
+            "image_weight": 2 / 3,
         },
     },
 }
@@ -337,7 +349,11 @@ def read_settings(path: Path, /, **changes: Any) -> Settings:
 UNNAMED = {
     "dual_gp": {"mean_weight": 0.0},
     "distance": {"weight": 0.0},
-    "calibration": {"image_evidence": "dominance"},
+    "calibration": {
+        "most_fusion_weight": 0.0,
+        "image_evidence": "dominance",
+        "dominance_cap": None,
+    },
 }
 """Settings that model files from before they existed were made with."""
 

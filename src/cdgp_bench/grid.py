@@ -47,6 +47,7 @@ PAPER_LITERAL = {
     "distance": {"weight": 0.0},
     "calibration": {
         "pictures": "seen", "image_evidence": "dominance", "fusion_weight": 0.025,
+        "most_fusion_weight": 0.025, "dominance_cap": None, "image_weight": 1 / 3,
         "tail": "counting",
     },
 }  # fmt: skip
@@ -295,6 +296,9 @@ def variant_settings(
     if preset == "lite":
         chosen = merged(chosen, method.lite)
     chosen = merged(chosen, variant.changes)
+    weight = variant.changes.get("calibration", {}).get("fusion_weight")
+    if weight is not None:  # a variant's weight is fixed
+        chosen = merged(chosen, {"calibration": {"most_fusion_weight": weight}})
     # A training that does not separate the labels is scored and flagged, never dropped. Rows hold
     # calibration errors of probabilities at equal numbers of good and defective parts.
     chosen = merged(

@@ -96,6 +96,8 @@ class Calibration(NamedTuple):
     image_weight: float
     distance: BranchStatistics = BranchStatistics(0.0, 1.0)
     distance_weight: float = 0.0
+    dominance_cap: float | None = None
+    """In the units of the dominance."""
 
     @property
     def branches(self) -> tuple[BranchStatistics, ...]:
@@ -106,6 +108,11 @@ class Calibration(NamedTuple):
     def weights(self) -> tuple[float, ...]:
         """Of dominance, residual and distance."""
         return branch_weights(self.fusion_weight, self.distance_weight)
+
+
+def capped(dominance: Tensor | None, cap: float | None) -> Tensor | None:
+    """Dominance maps with a largest value, so that no weight lets them drown the other branches."""
+    return dominance if dominance is None or cap is None else dominance.clamp_max(cap)
 
 
 def standardise(maps: Tensor, statistics: BranchStatistics) -> Tensor:
@@ -134,6 +141,31 @@ def fuse(
         if m is not None
     ]
     return sum(terms[1:], terms[0])
+
+
+def chosen_weight(
+    peaks: NDArray[np.float64], defective: NDArray[np.bool_], candidates: Sequence[float]
+) -> float:
+    """The fusion weight under which the map's peak tells labels best, and no larger than needed.
+
+    For each candidate a logistic of the peak is fitted like ``fit_image_evidence``, from a slope of
+    one; the least sum of its objective and half the square of the number of steps from the first
+    candidate is chosen. The likelihood counts 2 n_d images, so the first one stays where defective
+    images are few or where its peaks already tell them apart.
+
+    Args:
+        peaks: (n, candidates) peak of the fused map of images that no stage was trained on.
+        defective: (n,) their labels.
+        candidates: weights, upwards.
+    """
+    if not defective.any() or defective.all():
+        return candidates[0]
+    costs = []
+    for step, of_candidate in enumerate(peaks.T):
+        centre, scale, _ = _location_and_scale(of_candidate[~defective])
+        Z = ((of_candidate - centre) / scale)[:, None]
+        costs.append(penalised_logistic(Z, defective, np.ones(1))[1] + step**2 / 2)
+    return candidates[int(np.argmin(costs))]
 
 
 def fit_tail(scores: Tensor, tail: str, floor: float) -> NormalTail:
@@ -261,6 +293,25 @@ def fit_image_evidence(
     notes = list(dict.fromkeys(note for f in fitted for note in f[2]))
     Z = (evidence - centre) / scale
     prior = prior_slopes(F, has_dominance)
+    slope, intercept, good = prior, PRIOR_INTERCEPT, np.sort(Z @ prior + PRIOR_INTERCEPT)
+    if defective.any():
+        found, _ = penalised_logistic(Z, defective, prior)
+        slope, intercept, good = found[:F], float(found[F]), good[:0]
+    if int(defective.sum()) == 1:
+        notes.append("the probability rests on a single defective calibration image")
+    numbers = (tuple(float(v) for v in values) for values in (centre, scale, slope, good))
+    centres, scales, slopes, logits = numbers
+    return ImageCalibrator(centres, scales, slopes, intercept, tuple(notes), good_logits=logits)
+
+
+def penalised_logistic(
+    Z: NDArray[np.float64], defective: NDArray[np.bool_], prior: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], float]:
+    """The minimum of ``fit_image_evidence``'s objective: slopes (F,) and the intercept, its value.
+
+    Z is (n, F), standardised; both labels must occur.
+    """
+    F = Z.shape[1]
     n_d = int(defective.sum())
     weight = np.where(defective, 1.0, n_d / int((~defective).sum()))
     sign = np.where(defective, 1.0, -1.0)
@@ -272,19 +323,10 @@ def fit_image_evidence(
         loss = float(weight @ np.logaddexp(0, -margin) + np.square(slope - prior).sum() / 2)
         return loss, np.append(Z.T @ pull + slope - prior, pull.sum())
 
-    slope, intercept, good = prior, PRIOR_INTERCEPT, np.sort(Z @ prior + PRIOR_INTERCEPT)
-    if n_d:
-        bounds = [(0, None)] * F + [(None, None)]
-        start = np.append(prior, PRIOR_INTERCEPT)
-        found = optimize.minimize(
-            objective, start, jac=True, bounds=bounds, options={"ftol": 1e-12}
-        )
-        slope, intercept, good = found.x[:F], float(found.x[F]), good[:0]
-    if n_d == 1:
-        notes.append("the probability rests on a single defective calibration image")
-    numbers = (tuple(float(v) for v in values) for values in (centre, scale, slope, good))
-    centres, scales, slopes, logits = numbers
-    return ImageCalibrator(centres, scales, slopes, intercept, tuple(notes), good_logits=logits)
+    bounds = [(0, None)] * F + [(None, None)]
+    start = np.append(prior, PRIOR_INTERCEPT)
+    found = optimize.minimize(objective, start, jac=True, bounds=bounds, options={"ftol": 1e-12})
+    return found.x, float(found.fun)
 
 
 def prior_slopes(count: int, has_dominance: bool) -> NDArray[np.float64]:

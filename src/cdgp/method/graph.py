@@ -28,6 +28,7 @@ from cdgp.method.calibration import (
     Calibration,
     ConformalTable,
     NormalTail,
+    capped,
     conformal_table,
     final_map,
     fuse,
@@ -136,7 +137,8 @@ class OutputGraph(nn.Module):
     def forward(self, evidence: Evidence, size: tuple[int, int]) -> Outputs:
         """Evidence (B, h, w) to maps (B, H, W) of a size and image scores."""
         c, pooled = self.calibration, evidence.pooled
-        low = fuse(evidence.maps, c.branches, c.weights)
+        dominance = capped(evidence.dominance, c.dominance_cap)
+        low = fuse((dominance, *evidence.maps[1:]), c.branches, c.weights)
         U = upsample_matmul(low, size) if torch.compiler.is_exporting() else upsample(low, size)
         P = self.table(U)
         logit = image_logit(pooled, c.image)

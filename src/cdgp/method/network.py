@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from cdgp.method.backbone import Encoder
 from cdgp.method.calibration import (
     Calibration,
+    capped,
     final_map,
     fuse,
     image_logit,
@@ -146,6 +147,12 @@ class Network(nn.Module):
         return Evidence(dominance, residual, distance, pooled)
 
 
+def peak(maps: Tensor) -> Tensor:
+    """Mean of the largest hundredth of maps (B, h, w), (B,)."""
+    share = (maps.shape[-2] * maps.shape[-1] + PEAK - 1) // PEAK
+    return top_mean(maps.flatten(1), share)
+
+
 def pool(
     dominance: Tensor | None,
     residual: Tensor,
@@ -160,9 +167,7 @@ def pool(
     """
     found = [] if dominance is None else [log_mean_exp(dominance.flatten(1), sharpness)]
     if image_evidence == "all" or dominance is None:
-        share = (residual.shape[-2] * residual.shape[-1] + PEAK - 1) // PEAK
-        peaks = [m for m in (residual, distance) if m is not None]
-        found += [top_mean(m.flatten(1), share) for m in peaks]
+        found += [peak(m) for m in (residual, distance) if m is not None]
     return torch.stack(found, dim=1)
 
 
@@ -180,7 +185,8 @@ def reconstruction_residual(teacher: Encoder, student: ReverseStudent, images: T
 
 def calibrated(evidence: Evidence, calibration: Calibration, size: tuple[int, int]) -> Outputs:
     """Evidence to maps at ``size`` (H, W) and image scores, step by step (Section 3.6)."""
-    maps = [None if m is None else upsample(m, size) for m in evidence.maps]
+    dominance = capped(evidence.dominance, calibration.dominance_cap)
+    maps = [None if m is None else upsample(m, size) for m in (dominance, *evidence.maps[1:])]
     U = fuse(maps, calibration.branches, calibration.weights)
     P = surprisal(U, calibration.tail)
     logit = image_logit(evidence.pooled, calibration.image)

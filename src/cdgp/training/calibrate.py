@@ -12,13 +12,15 @@ from cdgp.method.calibration import (
     BranchStatistics,
     Calibration,
     branch_weights,
+    capped,
+    chosen_weight,
     fit_image_calibrator,
     fit_image_evidence,
     fit_tail,
     fuse,
 )
 from cdgp.method.graph import EvidenceGraph
-from cdgp.method.network import Evidence
+from cdgp.method.network import Evidence, peak
 from cdgp.method.resize import upsample
 from cdgp.method.tiles import CELL, tiled_evidence
 from cdgp.presets import Settings
@@ -83,22 +85,32 @@ def fit_calibration(collected: CalibrationEvidence, settings: Settings) -> Calib
     tuned, distant = (
         any(one.maps[branch] is not None for one in collected.evidence) for branch in (0, 2)
     )
-    fusion_weight = s.fusion_weight if tuned else 0.0
     distance_weight = settings.distance.weight if distant else 0.0
+    cap = None
+    if s.dominance_cap is not None and tuned:
+        cap = branches[0].mean + s.dominance_cap * branches[0].std
+    capped_maps = [(capped(one.dominance, cap), *one.maps[1:]) for one in collected.evidence]
+    pooled = collected.pooled.double().numpy()
+    defective = collected.defective.numpy().astype(np.bool_)
+    candidates = [s.fusion_weight if tuned else 0.0]
+    while 0 < 2 * candidates[-1] <= s.most_fusion_weight and tuned:
+        candidates.append(2 * candidates[-1])
+    every = [branch_weights(candidate, distance_weight) for candidate in candidates]
+    peaks = [[float(peak(fuse(m, branches, w))) for w in every] for m in capped_maps]
+    fusion_weight = chosen_weight(np.array(peaks), defective, candidates)
     weights = branch_weights(fusion_weight, distance_weight)
     ends = np.cumsum([0, *(height * width for height, width in sizes)])
     total = int(ends[-1])
     count = min(s.tail_pixels, total)
     picked = torch.arange(count, dtype=torch.int64) * total // max(1, count)
     scores = []
-    for one, size, bounds in zip(maps, sizes, itertools.pairwise(ends.tolist()), strict=True):
+    of_good = [capped_maps[i] for i in good]
+    for one, size, bounds in zip(of_good, sizes, itertools.pairwise(ends.tolist()), strict=True):
         first, last = torch.searchsorted(picked, torch.tensor(bounds))
         # Fused before it is upsampled, as ``graph.OutputGraph`` does for new images.
-        U = upsample(fuse(one.maps, branches, weights), size)
+        U = upsample(fuse(one, branches, weights), size)
         scores.append(U.flatten()[picked[first:last] - bounds[0]])
     merged = torch.cat(scores) if scores else torch.empty(0)
-    pooled = collected.pooled.double().numpy()
-    defective = collected.defective.numpy().astype(np.bool_)
     if s.image_evidence == "dominance" and tuned:
         image = fit_image_calibrator(pooled[:, 0], defective, s.logistic_c)
     else:
@@ -112,6 +124,7 @@ def fit_calibration(collected: CalibrationEvidence, settings: Settings) -> Calib
         s.image_weight,
         branches[2],
         distance_weight,
+        cap,
     )
 
 

@@ -29,6 +29,8 @@ NOT_FINITE = (
 PRIOR_INTERCEPT = -3.0
 """Log-odds of an image at the median of good ones before any label: three interquartile ranges
 above it are as likely defective as not."""
+PRIOR_STEPS = 2
+"""Standard deviation of the doublings of the fusion weight before any label."""
 BALANCED = 0.5
 """The defect rate that the logistic is fitted at: both classes count the same."""
 
@@ -149,9 +151,9 @@ def chosen_weight(
     """The fusion weight under which the map's peak tells labels best, and no larger than needed.
 
     For each candidate a logistic of the peak is fitted like ``fit_image_evidence``, from a slope of
-    one; the least sum of its objective and half the square of the number of steps from the first
-    candidate is chosen. The likelihood counts 2 n_d images, so the first one stays where defective
-    images are few or where its peaks already tell them apart.
+    one; the least sum of its objective and half the square of (steps from the first candidate) /
+    PRIOR_STEPS is chosen. The likelihood counts 2 n_d images, so the first one stays where
+    defective images are few or where its peaks already tell them apart.
 
     Args:
         peaks: (n, candidates) peak of the fused map of images that no stage was trained on.
@@ -164,7 +166,9 @@ def chosen_weight(
     for step, of_candidate in enumerate(peaks.T):
         centre, scale, _ = _location_and_scale(of_candidate[~defective])
         Z = ((of_candidate - centre) / scale)[:, None]
-        costs.append(penalised_logistic(Z, defective, np.ones(1))[1] + step**2 / 2)
+        costs.append(
+            penalised_logistic(Z, defective, np.ones(1))[1] + (step / PRIOR_STEPS) ** 2 / 2
+        )
     return candidates[int(np.argmin(costs))]
 
 

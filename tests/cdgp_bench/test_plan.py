@@ -14,7 +14,8 @@ from cdgp_bench.run import plan_runs
 
 def test_ready_plans_are_whole() -> None:
     assert ready_plans() == [
-        "in-house", "in-house-full", "paper-ksdd2", "paper-mvtec-ad2", "paper-visa", "smoke",
+        "in-house", "in-house-full", "in-house-outside", "paper-ksdd2", "paper-mvtec-ad2",
+        "paper-visa", "smoke",
     ]  # fmt: skip
     for name in ready_plans():
         plan = read_plan(name)

@@ -21,6 +21,7 @@ def outside(results: Results) -> Table:
                 options = "; ".join(f"{k} = {json.dumps(v)}" for k, v in facts["options"].items())
                 share = facts.get("budget_share")
                 home = facts["code"] + (", decoder ours" if "decoder" in facts else "")
+                home += f", teacher {facts['teacher']}" if "teacher" in facts else ""
                 cells = [d, options, "–" if share is None else f"{100 * share:.1f} %", home]
                 rows.append(TableRow(variant.label, cells))
     head = ["Method", "Data set", "Options", "Share of the published training", "Code"]

@@ -10,7 +10,7 @@ from cdgp_bench.formats import Table, TableRow, cell_text, markdown
 from cdgp_bench.grid import EXPERIMENTS, METHODS, SPATIAL, Variant
 from cdgp_bench.plan import Plan
 from cdgp_bench.results import NAMES, PIXEL, Results
-from cdgp_bench.tables import BUDGET_COLUMNS
+from cdgp_bench.tables import BUDGET_COLUMNS, SHORT
 
 NOT_RUN = "not run"
 SAME_INPUT = {"mvtec_ad2": (256, 256), "visa": (256, 256), "ksdd2": (704, 256)}
@@ -54,10 +54,12 @@ def _main(results: Results, ours: Mapping[str, str], paper: Mapping[str, Any]) -
         metrics = block["metrics"]
         rows = []
         for method, values in _values(block).items():
-            title = METHODS[method].title
+            variant = Variant(METHODS[method].title, method)
             run = method in results.plan.methods
-            own = [_own(results, ours.get(key), Variant(title, method), m, run) for m in metrics]
-            rows.append(_beside(title, values, own))
+            own = [_own(results, ours.get(key), variant, m, run) for m in metrics]
+            shown = any(cell != NOT_RUN for cell in own)
+            short = f" ({SHORT})" if shown and results.is_short(variant) else ""
+            rows.append(_beside(variant.label + short, values, own))
         tables.append(_table(f"{block['source']}: {key}", metrics, rows))
     return tables
 

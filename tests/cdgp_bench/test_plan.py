@@ -14,7 +14,7 @@ from cdgp_bench.run import plan_runs
 
 def test_ready_plans_are_whole() -> None:
     assert ready_plans() == [
-        "in-house", "in-house-budget", "in-house-cv", "in-house-full",
+        "in-house", "in-house-budget", "in-house-cv", "in-house-full", "in-house-outside",
         "paper-ksdd2", "paper-mvtec-ad2", "paper-visa", "smoke",
     ]  # fmt: skip
     for name in ready_plans():

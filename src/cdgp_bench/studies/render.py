@@ -21,7 +21,7 @@ from cdgp.files import write_text
 from cdgp_bench.grid import METHODS
 from cdgp_bench.page import render
 from cdgp_bench.plan import read_plan
-from cdgp_bench.results import NAMES, PIXEL
+from cdgp_bench.results import FAIR_SHARE, NAMES, PIXEL
 from cdgp_bench.rows import COSTS, ROWS, Row, read_rows
 from cdgp_bench.scoring import METRICS
 from cdgp_bench.studies import grouped, markdown_table
@@ -33,7 +33,7 @@ from cdgp_bench.studies.seeds import table as chance_table
 from cdgp_bench.studies.side_by_side import table as side_by_side_table
 
 RESULTS = Path("docs/results")
-PLANS = ("in-house", "in-house-full", "in-house-cv", "in-house-budget")
+PLANS = ("in-house", "in-house-full", "in-house-cv", "in-house-budget", "in-house-outside")
 SHORT = ("padim", "patchcore", "classifier_cam", "cdgp")
 """The methods of the README's table."""
 PAIRED = """# CDGP against every other method, seed by seed
@@ -134,6 +134,9 @@ def headline(rows: Sequence[Row]) -> str:
         collapsed = sum(not r["facts"].get("separated", True) for r in found)
         if collapsed:
             name += f" ({collapsed} did not separate)"
+        share = min(r["facts"].get("budget_share", 1) for r in found)
+        if share < FAIR_SHARE:
+            name += f" ({100 * share:.1f} % of the published training)"
         values = [mean_std([r[key] for r in found]) for key in METRICS]
         values.append(mean_std([r.get("image_ece") for r in found]))
         seconds = np.mean([r["seconds"] for r in found])

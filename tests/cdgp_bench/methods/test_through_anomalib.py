@@ -1,7 +1,9 @@
 """Methods through anomalib: what they are given, and that their scores arrive unchanged."""
 
+import gc
 import random
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from tests.cdgp_bench.helpers import tiny_options
-from tests.helpers import tiny_settings
+from tests.helpers import noise_image, snapshot, tiny_settings
 
 from cdgp.data.manifest import WeakSample
 from cdgp.errors import SettingsError
@@ -22,6 +24,7 @@ from cdgp_bench.grid import METHODS
 from cdgp_bench.methods import draem, efficientad, padim, patchcore, rd4ad
 from cdgp_bench.methods import through_anomalib as through
 from cdgp_bench.protocol import Prepared
+from cdgp_bench.studies.distil_teacher import Distillation, save_teacher
 
 THROUGH = {"padim": padim, "patchcore": patchcore, "rd4ad": rd4ad, "draem": draem,
            "efficientad": efficientad}  # fmt: skip
@@ -188,6 +191,79 @@ def test_rows_depend_on_the_auxiliary_images_not_on_where_they_lie(tmp_path: Pat
     assert first.decides() == second.decides()
     Image.new("RGB", (9, 9)).save(tmp_path / "b" / "auxiliary" / "new.png")
     assert first.decides() != second.decides()
+
+
+def test_draem_finds_its_textures_in_a_flat_folder(tmp_path: Path) -> None:
+    textures = [noise_image(tmp_path / f"{name}.png") for name in ("b", "a", "c")]
+    options = draem.LITE.model_copy(update={"auxiliary": str(tmp_path)})
+    module = draem.build(None, tiny_settings(), options)
+    assert module.augmenter.anomaly_source_paths == sorted(textures)
+
+
+@pytest.mark.parametrize("folders", [("",), ("cats", "dogs")])
+def test_efficientad_takes_auxiliary_images_flat_or_by_class(
+    folders: Sequence[str], tmp_path: Path
+) -> None:
+    """All of them in the order of their names, as they are; nothing is written beside them."""
+    given = tmp_path / "given"
+    images = [
+        noise_image(given / folder / f"{name}.png", (512, 512), seed)
+        for seed, (folder, name) in enumerate((f, n) for f in folders for n in ("b", "a"))
+    ]
+    options = efficientad.LITE.model_copy(update={"auxiliary": str(given)})
+    module = efficientad.build(None, tiny_settings(), options)
+    before = snapshot(tmp_path)
+    module.prepare_imagenette_data((256, 256))
+    found = [Path(file) for file, _ in module.imagenet_loader.dataset.samples]
+    assert [file.resolve() for file in found] == sorted(images)
+    shown = next(module.imagenet_iterator)[0]
+    assert shown.shape == (1, 3, 256, 256)
+    centres = [np.asarray(Image.open(file))[128:384, 128:384] for file in images]
+    colour = [c.transpose(2, 0, 1) / 255 for c in centres]
+    grey = [np.stack([np.asarray(Image.fromarray(c).convert("L"))] * 3) / 255 for c in centres]
+    assert any(np.allclose(shown[0], c, atol=1 / 255) for c in colour + grey)
+    assert snapshot(tmp_path) == before
+    folder = Path(module.imagenet_dir)
+    del module
+    gc.collect()
+    assert not folder.exists(), "the link goes with the module"
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("steps", "teacher_steps", "share"),
+    [(700, 60_000, 0.01), (70_000, 600, 0.01), (70_000, None, 1.0)],
+)
+def test_a_short_teacher_makes_a_short_row(
+    steps: int, teacher_steps: int | None, share: float, prepared: Prepared, tmp_path: Path
+) -> None:
+    """The share of the published training is the smaller one; anomalib's own teacher has all."""
+    options = tiny_options("efficientad", tmp_path).model_copy(update={"steps": steps})
+    if teacher_steps is not None:
+        about = {"backbone": "tf_efficientnet_lite0", "steps": teacher_steps}
+        save_teacher(tmp_path / "teacher.pth", Distillation(0).network, about)
+    facts = efficientad.recipe(prepared.weak, tiny_settings(), options).facts
+    assert facts["budget_share"] == pytest.approx(share)
+    said = None
+    if teacher_steps is not None:
+        said = f"distilled by us from tf_efficientnet_lite0, {teacher_steps:,} steps"
+    assert facts.get("teacher") == said
+
+
+@pytest.mark.parametrize("content", ["text", "tensor", "other network"])
+def test_a_file_without_a_teacher_is_named_before_training(
+    content: str, prepared: Prepared, tmp_path: Path
+) -> None:
+    options = tiny_options("efficientad", tmp_path)
+    file = Path(options.teacher)
+    if content == "text":
+        file.write_text("something else")
+    else:
+        value = torch.zeros(3)
+        torch.save(value if content == "tensor" else {"conv1.weight": value}, file)
+    with pytest.raises(SettingsError, match=r"teacher\.pth: does not hold the weights"):
+        efficientad.fit(prepared.weak, tiny_settings(), tmp_path / "c", Quiet(), options)
+    assert not (tmp_path / "c").exists()
 
 
 @pytest.mark.parametrize("name", ["rd4ad", "draem"])

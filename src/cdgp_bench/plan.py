@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cdgp.errors import SettingsError
-from cdgp.presets import PresetName, Settings, merged, nearest
+from cdgp.presets import Settings, merged, nearest
 from cdgp_bench.datasets import LAYOUTS
 from cdgp_bench.grid import EXPERIMENTS, METHODS, Variant, variant_settings
 from cdgp_bench.methods import MethodOptions
@@ -41,7 +41,7 @@ class Plan(_Section):
 
     name: str
     title: str
-    preset: PresetName
+    preset: Literal["lite", "paper"]
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
     metric_size: Literal["native", "input"]
     """Whether maps meet masks at each image's own size or at the network's input size."""

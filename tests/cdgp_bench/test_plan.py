@@ -30,6 +30,7 @@ def test_ready_plans_are_whole() -> None:
         ('["surfaces"]', '["surface"]', "'surfaces'"),
         ("seeds = [0]", "seeds = []", "seeds"),
         ("title", "titel", "titel"),
+        ('preset = "lite"', 'preset = "dino"', "preset"),
         ("[64, 64]", "[60, 64]", "datasets.surfaces: settings: input_size 60x64"),
         ("steps = 2, b", "stpes = 2, b", "'dual_gp.stpes': did you mean 'steps'"),
         ("input_size", "layout = 'visa3'\ninput_size", "'visa3'"),

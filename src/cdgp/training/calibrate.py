@@ -18,7 +18,7 @@ from cdgp.method.calibration import (
 from cdgp.method.graph import EvidenceGraph
 from cdgp.method.network import Evidence
 from cdgp.method.resize import upsample
-from cdgp.method.tiles import CELL, tiled_evidence
+from cdgp.method.tiles import tiled_evidence
 from cdgp.presets import CalibrationSettings
 from cdgp.progress import Progress
 from cdgp.training.dataset import WeakDataset
@@ -45,14 +45,14 @@ def collect_evidence(
     graph: EvidenceGraph, dataset: WeakDataset, progress: Progress
 ) -> CalibrationEvidence:
     """Run the inference graph over images, one at a time."""
-    device = next(graph.parameters()).device
+    device, cell = next(graph.parameters()).device, graph.encoder.strides[0]
     evidence, sizes = [], []
     with progress.phase("Calibration", len(dataset)) as advance:
         for index in range(len(dataset)):
             image, size = dataset.input(index), dataset.size
             if dataset.tile:
                 found = tiled_evidence(graph, image, size)
-                size = (CELL * found.dominance.shape[1], CELL * found.dominance.shape[2])
+                size = (cell * found.dominance.shape[1], cell * found.dominance.shape[2])
             else:
                 images = image[None].to(device)
                 found = graph(images.contiguous(memory_format=torch.channels_last))

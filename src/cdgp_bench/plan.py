@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cdgp.errors import SettingsError
-from cdgp.presets import PresetName, Settings, merged, nearest
+from cdgp.presets import Settings, merged, nearest
 from cdgp_bench.datasets import LAYOUTS
 from cdgp_bench.grid import EXPERIMENTS, METHODS, Variant, variant_settings
 from cdgp_bench.methods import MethodOptions
@@ -42,7 +42,7 @@ class Plan(_Section):
 
     name: str
     title: str
-    preset: PresetName
+    preset: Literal["lite", "paper"]
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
     folds: Annotated[int, Field(ge=2)] | None = None
     """Every image is tested once, in one of so many folds, in place of a test part drawn by seed.

@@ -38,6 +38,7 @@ def test_ready_plans_are_whole() -> None:
         ("seeds = [0]", "seeds = [0]\nfolds = 1", "folds"),
         ("seeds = [0]", "seeds = [0]\nbudgets = [-1]", "budgets"),
         ("title", "titel", "titel"),
+        ('preset = "lite"', 'preset = "dino"', "preset"),
         ("[64, 64]", "[60, 64]", "datasets.surfaces: settings: input_size 60x64"),
         ("steps = 2, b", "stpes = 2, b", "'dual_gp.stpes': did you mean 'steps'"),
         ("input_size", "layout = 'visa3'\ninput_size", "'visa3'"),

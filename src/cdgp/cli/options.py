@@ -32,10 +32,20 @@ Pages = Annotated[
     Literal["single", "first"] | None,
     typer.Option(help="What a file of several pages is: refused (single), or its first page."),
 ]
-Preset = Annotated[str | None, typer.Option(help="lite (default) or paper.", metavar="lite|paper")]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        help="lite (default), paper, or dino, which has not been measured.",
+        metavar="lite|paper|dino",
+    ),
+]
 InputSize = Annotated[
     str | None,
-    typer.Option(help="Size that images are resized to; multiples of 16.", metavar="HxW"),
+    typer.Option(
+        help="Size that images are resized to; multiples of 16, of a transformer's patch (14 for "
+        "dino).",
+        metavar="HxW",
+    ),
 ]
 Tile = Annotated[
     bool,

@@ -40,7 +40,7 @@ from cdgp.method.calibration import (
 from cdgp.method.fold import fix_padding, fold_batch_norms
 from cdgp.method.gp import has_linear_forms, linear_forms
 from cdgp.method.network import Evidence, Network, Outputs, evidence_at, pool
-from cdgp.method.resize import upsample, upsample_matmul
+from cdgp.method.resize import Size, upsample, upsample_matmul
 from cdgp.method.student import residual_map
 
 TABLE_SIZE = 2**20
@@ -77,6 +77,11 @@ class EvidenceGraph(nn.Module):
         self.requires_grad_(False).eval()
         self.to(memory_format=torch.channels_last)
 
+    @property
+    def teacher(self) -> Encoder:
+        """The frozen encoder; the fine-tuned one, if any, is another of its kind."""
+        return self.encoders.teacher
+
     def forward(self, images: Tensor) -> Evidence:
         """(B, 3, H, W) float32 RGB in [0, 1] to the evidence of all branches."""
         with self._cast(images):
@@ -88,7 +93,7 @@ class EvidenceGraph(nn.Module):
         return Evidence(dominance, residual, distance, pooled)
 
     def residual(self, frozen: Sequence[Tensor]) -> Tensor:
-        """The teacher's features of three stages to the residual map (B, H/4, W/4)."""
+        """The teacher's features of three stages to the residual map (B, H', W') of the first."""
         with self._cast(frozen[2]):
             rebuilt = self.student(frozen[2], [(f.shape[-2], f.shape[-1]) for f in frozen])
         pairs = zip(frozen, rebuilt, strict=True)
@@ -114,6 +119,17 @@ class InferenceGraph(nn.Module):
         """(B, 3, H, W) float32 RGB in [0, 1] to maps and image scores."""
         found: Outputs = self.outputs(self.evidence(images), (images.shape[-2], images.shape[-1]))
         return found
+
+    def at_size(self, size: Size) -> "InferenceGraph":
+        """A copy for inputs of (height, width) alone.
+
+        Nothing in it resizes a position embedding, which not all runtimes do as torch does.
+        """
+        fixed = copy.deepcopy(self)
+        for encoder in (fixed.evidence.encoders.encoder, fixed.evidence.encoders.teacher):
+            if encoder is not None:
+                encoder.fix_input_size(size)
+        return fixed
 
 
 class OutputGraph(nn.Module):
@@ -151,7 +167,11 @@ class OutputGraph(nn.Module):
 
 
 class Encoders(nn.Module):
-    """The frozen teacher and the fine-tuned encoder, if any, with a shared stem run once."""
+    """The frozen teacher and the fine-tuned encoder, if any, with a shared stem run once.
+
+    A transformer's stem is run twice: it is one hundredth of the work, and timm takes the size of
+    the grid from the image itself.
+    """
 
     def __init__(self, encoder: Encoder | None, teacher: Encoder) -> None:
         super().__init__()
@@ -164,7 +184,7 @@ class Encoders(nn.Module):
             return
         names = [name for name, _ in encoder.named_stem()]
         own = teacher.trunk.state_dict()
-        shared = all(
+        shared = not encoder.blocks and all(
             torch.equal(value, own[key])
             for key, value in encoder.trunk.state_dict().items()
             if key.split(".")[0] in names

@@ -33,12 +33,13 @@ class Evidence(NamedTuple):
     """What the branches give before calibration."""
 
     dominance: Tensor | None
-    """(B, H/4, W/4) standardised dominance g, or the mean margin for the control; None without a
-    Dual GP, which good images alone do not give."""
+    """(B, h, w) standardised dominance g, or the mean margin for the control, at the resolution of
+    the finest feature: H/4 x W/4, or the grid of a transformer's patches. None without a Dual GP,
+    which good images alone do not give."""
     residual: Tensor
-    """(B, H/4, W/4) mean cosine residual, in [0, 2]."""
+    """(B, h, w) mean cosine residual, in [0, 2]."""
     distance: Tensor | None
-    """(B, H/4, W/4) normal distance, at least 0; None without that branch."""
+    """(B, h, w) normal distance, at least 0; None without that branch."""
     pooled: Tensor
     """(B, F) what the image score is made of, see ``pool``."""
 
@@ -111,20 +112,20 @@ class Network(nn.Module):
         self.requires_grad_(False).eval()
 
     def tokens(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) RGB in [0, 1] to unit-norm tokens (B, H/4, W/4, D)."""
+        """(B, 3, H, W) RGB in [0, 1] to unit-norm tokens (B, h, w, D)."""
         assert self.encoder is not None and self.projection is not None
         tokens: Tensor = self.projection(self.encoder(self.encoder.normalise(images)))
         return tokens
 
     def dominance(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) RGB in [0, 1] to the spatial evidence (B, H/4, W/4)."""
+        """(B, 3, H, W) RGB in [0, 1] to the spatial evidence (B, h, w)."""
         assert self.gps is not None
         tokens = self.tokens(images)
         flat = tokens.flatten(0, 2)
         return evidence_at(self.gps, flat, self.floor, self.evidence).view(tokens.shape[:3])
 
     def means(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 3, H, W) RGB in [0, 1] to mu_N and mu_A, (B, H/4, W/4) each."""
+        """(B, 3, H, W) RGB in [0, 1] to mu_N and mu_A, (B, h, w) each."""
         assert self.gps is not None
         tokens = self.tokens(images)
         flat = tokens.flatten(0, 2)
@@ -132,7 +133,7 @@ class Network(nn.Module):
         return normal.view(tokens.shape[:3]), anomaly.view(tokens.shape[:3])
 
     def residual(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) RGB in [0, 1] to the residual map (B, H/4, W/4) of Eq. 23."""
+        """(B, 3, H, W) RGB in [0, 1] to the residual map (B, h, w) of Eq. 23."""
         return reconstruction_residual(self.teacher, self.student, images)
 
     @torch.inference_mode()
@@ -177,7 +178,7 @@ def evidence_at(gps: DualGP, tokens: Tensor, floor: float, evidence: str) -> Ten
 
 
 def reconstruction_residual(teacher: Encoder, student: ReverseStudent, images: Tensor) -> Tensor:
-    """(B, 3, H, W) RGB in [0, 1] to the residual map (B, H/4, W/4) of Eq. 23."""
+    """(B, 3, H, W) RGB in [0, 1] to the residual map (B, h, w) of Eq. 23."""
     features = teacher(teacher.normalise(images))
     sizes = [(f.shape[-2], f.shape[-1]) for f in features]
     return residual_map(residuals(features, student(features[2], sizes)))

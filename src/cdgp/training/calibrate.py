@@ -22,7 +22,7 @@ from cdgp.method.calibration import (
 from cdgp.method.graph import EvidenceGraph
 from cdgp.method.network import Evidence, peak
 from cdgp.method.resize import upsample
-from cdgp.method.tiles import CELL, tiled_evidence
+from cdgp.method.tiles import tiled_evidence
 from cdgp.presets import Settings
 from cdgp.progress import Progress
 from cdgp.training.dataset import WeakDataset
@@ -49,14 +49,14 @@ def collect_evidence(
     graph: EvidenceGraph, dataset: WeakDataset, progress: Progress
 ) -> CalibrationEvidence:
     """Run the inference graph over images, one at a time."""
-    device = next(graph.parameters()).device
+    device, cell = next(graph.parameters()).device, graph.teacher.strides[0]
     evidence, sizes = [], []
     with progress.phase("Calibration", len(dataset)) as advance:
         for index in range(len(dataset)):
             image, size = dataset.input(index), dataset.size
             if dataset.tile:
                 found = tiled_evidence(graph, image, size)
-                size = (CELL * found.residual.shape[1], CELL * found.residual.shape[2])
+                size = (cell * found.residual.shape[1], cell * found.residual.shape[2])
             else:
                 images = image[None].to(device)
                 found = graph(images.contiguous(memory_format=torch.channels_last))

@@ -235,7 +235,7 @@ def hardest_windows(
     found = []
     for index in indices:
         whole = dataset.input(index)
-        possible = places(whole.shape[1:], dataset.size)
+        possible = places(whole.shape[1:], dataset.size, training.encoder.strides)
         largest = torch.cat([
             token_margins(training, images).amax(1)
             for images in batches(cut(whole, place, dataset.size) for place in possible)
@@ -278,7 +278,8 @@ def select_inducing(
             each = max(1, s.tokens_per_class // max(1, len(indices)))
             for index in indices:
                 whole = dataset.input(index)
-                corners = subsample_evenly(places(whole.shape[1:], dataset.size), each)
+                possible = places(whole.shape[1:], dataset.size, encoder.strides)
+                corners = subsample_evenly(possible, each)
                 generator = seeded(settings.seed, "tokens", label, index)
                 for place in corners:
                     image = cut(whole, place, dataset.size)[None].to(context.fabric.device)
@@ -330,7 +331,9 @@ def separation_of(dataset: WeakDataset, training: DualGPTraining) -> float:
     for index in chosen:
         margins = [
             token_margins(training, images).flatten()
-            for images in batches(windows(dataset.input(index), dataset.size))
+            for images in batches(
+                windows(dataset.input(index), dataset.size, training.encoder.strides)
+            )
         ]
         pooled.append(float(log_mean_exp(torch.cat(margins), training.sharpness)))
     finite = np.nan_to_num(np.array(pooled), nan=0.0)

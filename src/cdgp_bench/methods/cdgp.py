@@ -109,7 +109,7 @@ class StoredEvidence(NamedTuple):
     """The evidence of some images, read one by one from its file."""
 
     maps: Path
-    """(n, branches, H/4, W/4) of the branches that there are, a ``.npy`` file."""
+    """(n, branches, h, w) of the branches that there are, a ``.npy`` file."""
     branches: list[bool]
     """Whether there are dominance, residual and distance."""
     pooled: list[list[float]]

@@ -312,7 +312,7 @@ def student_row(screening: Screening, rate: float) -> dict[str, Any]:
 def residuals_of(
     images: Iterable[NDArray[np.float32]], screening: Screening, settings: Settings
 ) -> list[NDArray[np.float32]]:
-    """Residual maps (H/4, W/4) of images, from a student on good fit images."""
+    """Residual maps (h, w) of images, from a student on good fit images."""
     with torch.inference_mode(False):
         teacher, student, _ = screening.student(settings)
     device = next(teacher.parameters()).device

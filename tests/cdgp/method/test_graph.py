@@ -9,12 +9,20 @@ import pytest
 import timm
 import torch
 from tests.helpers import form_dominance, random_gp, random_pair, sparse_gps, unit_tokens
+from tests.tiny_transformers import DINOV2, DINOV3
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cdgp.errors import TrainingError
 from cdgp.method.backbone import Encoder, load_weights
-from cdgp.method.calibration import NormalTail, fit_tail, surprisal
+from cdgp.method.calibration import (
+    BranchStatistics,
+    Calibration,
+    ImageCalibrator,
+    NormalTail,
+    fit_tail,
+    surprisal,
+)
 from cdgp.method.fold import fix_padding, fold_batch_norms
 from cdgp.method.gp import DualGP
 from cdgp.method.graph import (
@@ -46,6 +54,22 @@ LITE = "tf_efficientnet_lite0"
 def random_images(count: int, size: tuple[int, int]) -> Tensor:
     coarse = torch.rand(count, 3, 9, 7, generator=torch.Generator().manual_seed(count))
     return functional.interpolate(coarse, size=size, mode="bicubic").clamp(0, 1)
+
+
+def transformers(name: str, gps: DualGP) -> Network:
+    """Two random transformers behind one stem, and a random student."""
+    torch.manual_seed(0)
+    encoder, teacher = Encoder(name), Encoder(name)
+    for one in (encoder, teacher):
+        for parameter in one.parameters():
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+    own = encoder.trunk.state_dict()
+    teacher.trunk.load_state_dict(
+        {k: v for k, v in own.items() if not k.startswith(("blocks", "norm"))}, strict=False
+    )
+    projection = TokenProjection(encoder.channels, 64)
+    student = ReverseStudent(teacher.channels, (8, 8, 16, 32))
+    return Network(encoder, projection, gps, teacher, student, 8.0, 1e-6, "dominance")
 
 
 def network(gps: DualGP, evidence: str = "dominance", floor: float = 1e-6) -> Network:
@@ -82,6 +106,37 @@ def test_evidence_is_that_of_the_plain_order(
     torch.testing.assert_close(found.dominance, plain.dominance, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(found.residual, plain.residual, atol=2e-6, rtol=1e-5)
     torch.testing.assert_close(found.pooled, plain.pooled, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", [DINOV2, DINOV3])
+@pytest.mark.parametrize("cells", [(5, 8), (7, 19)])
+def test_evidence_of_a_transformer_is_that_of_the_plain_order(
+    name: str, cells: tuple[int, int]
+) -> None:
+    """Also on grids with odd sides, which the student's bottleneck does not divide."""
+    plain = transformers(name, random_pair(0, 0.3, torch.float32))
+    patch = plain.encoder.strides[0]
+    size = (patch * cells[0], patch * cells[1])
+    images = random_images(2, size)
+    graph = EvidenceGraph(plain)
+    with torch.inference_mode():
+        expected, found = plain(images), graph(images)
+    assert found.dominance.shape == found.residual.shape == (2, *cells)
+    assert expected.dominance.std() > 0.01
+    torch.testing.assert_close(found.dominance, expected.dominance, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(found.residual, expected.residual, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(found.pooled, expected.pooled, atol=1e-5, rtol=1e-5)
+    calibration = Calibration(
+        BranchStatistics(0.0, 1.0), BranchStatistics(0.3, 0.1),
+        fit_tail(heavy_tailed(1000), "counting", 16.0), ImageCalibrator(0.0, 1.0, 1.0, 0.0),
+        0.025, 1 / 3,
+    )  # fmt: skip
+    whole = InferenceGraph(graph, calibration)
+    with torch.inference_mode():
+        for a, b in zip(whole.at_size(size)(images), whole(images), strict=True):
+            assert torch.equal(a, b)
+        other = random_images(2, (5 * patch, 5 * patch))
+        assert whole(other).fused.shape == (2, 5 * patch, 5 * patch), "the graph itself stays free"
 
 
 @pytest.mark.parametrize("scale", [0.03, 0.3, 1.0, 3.0])
@@ -183,6 +238,19 @@ def test_folding_keeps_the_features(name: str) -> None:
         for a, b in zip(trunk(random_images(2, (64, 96))), folded(random_images(2, (64, 96))),
                         strict=True):  # fmt: skip
             torch.testing.assert_close(a, b, atol=1e-4 * float(a.abs().max()), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [DINOV2, DINOV3, "vit_tiny_patch16_224"])
+def test_folding_leaves_a_transformer_alone(name: str) -> None:
+    trunk = Encoder(name).trunk
+    layers = list(trunk.named_modules())
+    before = {key: value.clone() for key, value in trunk.state_dict().items()}
+    fold_batch_norms(trunk)
+    fix_padding(trunk)
+    assert list(trunk.named_modules()) == layers
+    after = trunk.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 from tests.helpers import Interrupting, assert_same, sparse_gps, tiny_settings, weights_of
+from tests.tiny_transformers import DINOV2
 from torch import Tensor, nn
 from torch.nn import functional
 from typer.testing import CliRunner
@@ -22,6 +24,7 @@ from cdgp.data.manifest import Manifest
 from cdgp.errors import ModelFileError, SettingsError
 from cdgp.inference import Detector, load
 from cdgp.method import tiles
+from cdgp.method.backbone import STRIDES
 from cdgp.method.build import new_pair, new_projection, pretrained_encoder, seeded
 from cdgp.method.calibration import image_probability
 from cdgp.method.network import Evidence
@@ -38,39 +41,53 @@ from cdgp.workflows import train_run as fit
 from cdgp_bench.plan import read_plan
 from cdgp_bench.synthetic import make_surface
 
-SIDES = [64, 80, 96, 160, 256, 320]
+SIDES = [
+    *((side, STRIDES) for side in (64, 80, 96, 160, 256, 320)),
+    *((side, (14, 14, 14)) for side in (70, 84, 98, 252, 392)),
+    *((side, (16, 16, 16)) for side in (64, 80, 256)),
+]
+"""Sides of windows, with the strides of the encoder."""
 LENGTHS = [8, 63, 64, 65, 95, 96, 97, 128, 200, 256, 257, 640, 999, 1001]
 WINDOW = (64, 64)
+SIZES = [
+    (WINDOW, STRIDES, (40, 52)), (WINDOW, STRIDES, (64, 64)), (WINDOW, STRIDES, (131, 97)),
+    (WINDOW, STRIDES, (200, 260)), (WINDOW, STRIDES, (255, 64)),
+    ((70, 84), (14, 14, 14), (40, 52)), ((70, 84), (14, 14, 14), (131, 197)),
+]  # fmt: skip
+"""Windows, strides and images."""
 
 
 def tiled_settings(**changes: object) -> Settings:
     return tiny_settings(tile=True, **changes)
 
 
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(("side", "strides"), SIDES)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_windows_cover_a_length(length: int, side: int) -> None:
-    starts = tiles.starts(length, side)
+def test_windows_cover_a_length(length: int, side: int, strides: tiles.Strides) -> None:
+    starts, grid = tiles.starts(length, side, strides), 2 * strides[2]
     assert starts[0] == 0
-    assert all(start % 32 == 0 for start in starts)
+    assert all(start % grid == 0 for start in starts)
     assert starts == sorted(set(starts))
     covered = {pixel for start in starts for pixel in range(start, start + side)}
     assert set(range(length)) <= covered
-    assert max(covered) < max(length, side) + 31, "no further than the grid makes it"
+    assert max(covered) < max(length, side) + grid - 1, "no further than the grid makes it"
     for one, next_one in pairwise(starts):
         assert one + side - next_one >= side / 4, "neighbours overlap by a quarter"
-    least = 1 if length <= side else math.ceil((length - side) / max(32, 0.75 * side)) + 1
+    least = 1 if length <= side else math.ceil((length - side) / max(grid, 0.75 * side)) + 1
     assert len(starts) <= 2 * least, "and no more windows than that takes"
 
 
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(("side", "strides"), SIDES)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_weights_are_distances_from_the_nearest_edge(length: int, side: int) -> None:
-    starts, found = tiles.starts(length, side), tiles.weights(length, side).numpy()
+def test_weights_are_distances_from_the_nearest_edge(
+    length: int, side: int, strides: tiles.Strides
+) -> None:
+    starts = tiles.starts(length, side, strides)
+    found = tiles.weights(length, side, strides).numpy()
     expected = np.zeros_like(found, dtype=np.float64)
     for row, start in enumerate(starts):
         for cell in range(found.shape[1]):
-            centre = 4 * cell + 2
+            centre = strides[0] * (cell + 0.5)
             if start <= centre < start + side:
                 expected[row, cell] = min(centre - start, start + side - centre)
     assert expected.sum(0).min() > 0
@@ -79,7 +96,7 @@ def test_weights_are_distances_from_the_nearest_edge(length: int, side: int) -> 
 
 
 def test_two_windows_fade_linearly() -> None:
-    first, second = tiles.weights(96, 64)  # they begin at 0 and 32
+    first, second = tiles.weights(96, 64, STRIDES)  # they begin at 0 and 32
     fading = torch.cat([torch.ones(8), (7.5 - torch.arange(8)) / 8, torch.zeros(8)])
     torch.testing.assert_close(first, fading)
     torch.testing.assert_close(second, 1 - fading)
@@ -90,8 +107,8 @@ def test_windows_are_those_of_the_image_and_its_mirror_image(size: tuple[int, in
     image = np.random.default_rng(0).random((*size, 3), dtype=np.float32)
     padded = np.pad(image, ((0, 128), (0, 128), (0, 0)), mode="reflect")
     whole = torch.from_numpy(image).permute(2, 0, 1)
-    corners = tiles.places(size, WINDOW)
-    found = list(tiles.windows(whole, WINDOW))
+    corners = tiles.places(size, WINDOW, STRIDES)
+    found = list(tiles.windows(whole, WINDOW, STRIDES))
     assert len(found) == len(corners)
     for (y, x), window in zip(corners, found, strict=True):
         expected = padded[y : y + 64, x : x + 64].transpose(2, 0, 1)
@@ -104,9 +121,9 @@ def test_windows_are_those_of_the_image_and_its_mirror_image(size: tuple[int, in
 @pytest.mark.parametrize("size", [(20, 30), (64, 64), (70, 210), (150, 97)])
 def test_blending_against_a_loop(size: tuple[int, int]) -> None:
     """Random parts; every position is the weighted mean over the windows that hold it."""
-    corners = tiles.places(size, WINDOW)
+    corners = tiles.places(size, WINDOW, STRIDES)
     parts = torch.randn(len(corners), 2, 16, 16, generator=torch.Generator().manual_seed(0))
-    found = tiles.blended(parts, size, WINDOW)
+    found = tiles.blended(parts, size, WINDOW, STRIDES)
     height, width = (math.ceil(side / 4) for side in size)
     assert found.shape == (2, height, width)
     for i in range(height):
@@ -121,27 +138,32 @@ def test_blending_against_a_loop(size: tuple[int, int]) -> None:
 
 
 class Means(nn.Module):
-    """Evidence of a position from its own 4 x 4 pixels alone, so windows change nothing."""
+    """Evidence of a position from its own pixels alone, so windows change nothing."""
 
     sharpness = 8.0
 
-    def __init__(self) -> None:
+    def __init__(self, strides: tiles.Strides) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(2.0))
+        self.encoder = SimpleNamespace(strides=strides)
 
     def forward(self, images: Tensor) -> Evidence:
-        means = functional.avg_pool2d(images, 4)
+        means = functional.avg_pool2d(images, self.encoder.strides[0])
         return Evidence(self.scale * means[:, 0], means[:, 1], means.mean((1, 2, 3)))
 
 
-@pytest.mark.parametrize("size", [(40, 52), (64, 64), (131, 97), (200, 260), (255, 64)])
-def test_evidence_without_context_is_that_of_the_whole_image(size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("window", "strides", "size"), SIZES)
+def test_evidence_without_context_is_that_of_the_whole_image(
+    window: tuple[int, int], strides: tiles.Strides, size: tuple[int, int]
+) -> None:
+    cell = strides[0]
     image = np.random.default_rng(1).random((*size, 3), dtype=np.float32)
     whole = torch.from_numpy(image).permute(2, 0, 1)
-    found = tiles.tiled_evidence(Means(), whole, WINDOW)  # type: ignore[arg-type]
-    rows, columns = (-(-side // 4) for side in size)
-    edges = ((0, 4 * rows - size[0]), (0, 4 * columns - size[1]), (0, 0))
-    blocks = np.pad(image, edges, mode="reflect").reshape(rows, 4, columns, 4, 3).mean((1, 3))
+    found = tiles.tiled_evidence(Means(strides), whole, window)  # type: ignore[arg-type]
+    rows, columns = (-(-side // cell) for side in size)
+    edges = ((0, cell * rows - size[0]), (0, cell * columns - size[1]), (0, 0))
+    padded = np.pad(image, edges, mode="reflect")
+    blocks = padded.reshape(rows, cell, columns, cell, 3).mean((1, 3))
     np.testing.assert_allclose(found.dominance[0], 2 * blocks[..., 0], atol=1e-6)
     np.testing.assert_allclose(found.residual[0], blocks[..., 1], atol=1e-6)
     pooled = (logsumexp(8.0 * 2 * blocks[..., 0]) - np.log(rows * columns)) / 8.0
@@ -293,7 +315,8 @@ def test_student_is_shown_one_window_of_each_good_image(surfaces: Manifest) -> N
     dataset = WeakDataset(surfaces.weak(None)[:3], new_inputs(tiled_settings()))
 
     def drawn(step: int) -> Tensor:
-        images, shown = student.drawn_windows(dataset, [0, 1, 2], seeded(0, "windows", step))
+        generator = seeded(0, "windows", step)
+        images, shown = student.drawn_windows(dataset, [0, 1, 2], generator, STRIDES)
         for one, (index, place) in zip(images, shown, strict=True):
             assert torch.equal(one, tiles.cut(dataset.input(index), place, WINDOW))
         return images
@@ -302,12 +325,12 @@ def test_student_is_shown_one_window_of_each_good_image(surfaces: Manifest) -> N
     seen: list[set[int]] = [set(), set(), set()]
     for step in range(40):
         for index, window in enumerate(drawn(step)):
-            all_of_it = tiles.windows(dataset.input(index), WINDOW)
+            all_of_it = tiles.windows(dataset.input(index), WINDOW, STRIDES)
             (place,) = [i for i, one in enumerate(all_of_it) if torch.equal(one, window)]
             seen[index].add(place)
     assert seen == [{0, 1, 2, 3}] * 3
     plain = WeakDataset(dataset.samples, InputCache(WINDOW, 65535, False))
-    images, shown = student.drawn_windows(plain, [2, 0], seeded(0))
+    images, shown = student.drawn_windows(plain, [2, 0], seeded(0), STRIDES)
     assert shown == [(2, (0, 0)), (0, (0, 0))]
     assert torch.equal(images, plain.batch([2, 0])), "without tiles the whole of each image"
 
@@ -327,7 +350,7 @@ def test_separation_pools_all_windows(surfaces: Manifest, monkeypatch: pytest.Mo
         dual_gp.separation_of(dataset, training)
         expected = []
         for index in [*dataset.indices(False), *dataset.indices(True)]:
-            images = torch.stack(list(tiles.windows(dataset.input(index), WINDOW)))
+            images = torch.stack(list(tiles.windows(dataset.input(index), WINDOW, STRIDES)))
             margins = dual_gp.token_margins(training, images).double().numpy()
             expected.append((logsumexp(8 * margins) - np.log(margins.size)) / 8)
     np.testing.assert_allclose(seen[0], expected, atol=1e-5)
@@ -353,7 +376,7 @@ def test_inducing_tokens_come_from_all_windows(
     encoder.eval()
     with torch.inference_mode():
         for number, index in enumerate(both.indices(False)):
-            for place, image in enumerate(tiles.windows(both.input(index), WINDOW)):
+            for place, image in enumerate(tiles.windows(both.input(index), WINDOW, STRIDES)):
                 grid = projection(encoder(encoder.normalise(image[None]))).flatten(0, 2)
                 taken = held[0][20 * number + 5 * place :][:5]
                 assert float((taken @ grid.T).amax(1).min()) > 1 - 1e-4
@@ -400,6 +423,25 @@ def test_command_line(surfaces: Manifest, tmp_path: Path) -> None:
     found = CliRunner().invoke(app, [*arguments, *steps, "--quiet"])
     assert found.exit_code == 0, found.output
     assert artifact.load(out / "model.safetensors").settings.tile
+
+
+@pytest.mark.parametrize(("size", "cells"), [((97, 133), (7, 10)), ((40, 200), (3, 15))])
+def test_windows_of_a_transformer(
+    surfaces: Manifest, tmp_path: Path, size: tuple[int, int], cells: tuple[int, int]
+) -> None:
+    """Trained and run on windows of five by five patches of 14 pixels."""
+    chosen = tiled_settings(input_size=(70, 70), backbone={"name": DINOV2, "weights": "random"})
+    run = fit(surfaces.root, tmp_path / "run", chosen)
+    graph = torch_of(run.detector).graph
+    image = make_surface(size, np.random.default_rng(3))
+    whole = torch.from_numpy(image).permute(2, 0, 1)
+    evidence = tiles.tiled_evidence(graph.evidence, whole, (70, 70))
+    assert evidence.dominance.shape == evidence.residual.shape == (1, *cells)
+    found = run.detector.predict(image)
+    assert found.surprisal.shape == size and np.isfinite(found.surprisal).all()
+    dataset = WeakDataset(run.manifest.weak("calibration"), new_inputs(chosen))
+    collected = calibrate.collect_evidence(graph.evidence, dataset, Quiet())
+    assert collected.sizes == [(7 * 14, 6 * 14)] * len(dataset), "images of 96 x 80"
 
 
 def test_a_plan_with_tiles_is_refused(tmp_path: Path) -> None:

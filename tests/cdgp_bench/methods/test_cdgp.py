@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.cdgp_bench.helpers import tiny_variant_settings
+from tests.tiny_transformers import DINOV2
 
+from cdgp.presets import Settings
 from cdgp.progress import Quiet
 from cdgp_bench.grid import EXPERIMENTS
 from cdgp_bench.methods import cdgp
@@ -52,3 +54,14 @@ def test_without_spatial_weight_the_map_is_the_residuals_tail(
     # On its own calibration pixels a counted tail is uniform: P(p <= x) = x.
     for share in (0.5, 0.1, 0.01):
         assert (values >= -np.log(share)).mean() == pytest.approx(share, abs=0.01)
+
+
+def test_evidence_of_a_transformer_is_kept_on_its_grid(prepared: Prepared, tmp_path: Path) -> None:
+    chosen = tiny_variant_settings().model_dump()
+    chosen |= {"input_size": (70, 84)}
+    chosen["backbone"] |= {"name": DINOV2, "weights": "random"}
+    paths = [s.image for s in prepared.manifest.of("test")]
+    fitted = cdgp.fit(prepared.weak, Settings.model_validate(chosen), tmp_path, Quiet())
+    assert all(np.isfinite(found.anomaly_map).all() for found in fitted.score(paths))
+    shapes = {np.load(file).shape[1:] for file in tmp_path.rglob("*.npy")}
+    assert shapes == {(2, 5, 6)}

@@ -62,7 +62,22 @@ def network(gps: DualGP, evidence: str = "dominance", floor: float = 1e-6) -> Ne
     torch.manual_seed(1)
     projection = TokenProjection(encoder.channels, 64)
     student = ReverseStudent(teacher.channels, (8, 16, 16, 32))
-    return Network(encoder, projection, gps, teacher, student, 8.0, floor, evidence)
+    return Network(encoder, projection, gps, teacher, student, None, 8.0, floor, evidence, "dominance")
+
+
+def tuned(network: Network) -> tuple[Encoder, TokenProjection, DualGP]:
+    """The branch that is trained on labels, which must be there."""
+    assert network.encoder is not None
+    assert network.projection is not None
+    assert network.gps is not None
+    return network.encoder, network.projection, network.gps
+
+
+def features_of(network: Network, images: Tensor) -> tuple[Tensor, ...]:
+    """Three stages of the fine-tuned encoder."""
+    encoder, _, _ = tuned(network)
+    features: tuple[Tensor, ...] = encoder(encoder.normalise(images))
+    return features
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +92,8 @@ def test_evidence_is_that_of_the_plain_order(
     images = random_images(3, size)
     with torch.inference_mode():
         plain, found = linear_network(images), EvidenceGraph(linear_network)(images)
-    spread = plain.dominance.std()
-    assert spread > 0.1
+    assert plain.dominance is not None
+    assert plain.dominance.std() > 0.1
     torch.testing.assert_close(found.dominance, plain.dominance, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(found.residual, plain.residual, atol=2e-6, rtol=1e-5)
     torch.testing.assert_close(found.pooled, plain.pooled, atol=1e-5, rtol=1e-5)
@@ -92,10 +107,10 @@ def test_head_against_float64(linear_network: Network, scale: float) -> None:
     head = head_of(chosen)
     assert isinstance(head, DominanceHead)
     with torch.inference_mode():
-        features = chosen.encoder(chosen.encoder.normalise(random_images(2, (64, 96))))
-        double = copy.deepcopy(chosen).double()
-        tokens = double.projection([f.double() for f in features])
-        expected = double.gps.dominance(tokens.flatten(0, 2), 1e-6).view(tokens.shape[:3])
+        features = features_of(chosen, random_images(2, (64, 96)))
+        _, projection, gps = tuned(copy.deepcopy(chosen).double())
+        tokens = projection([f.double() for f in features])
+        expected = gps.dominance(tokens.flatten(0, 2), 1e-6).view(tokens.shape[:3])
         found = head(features)
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
 
@@ -115,7 +130,7 @@ def test_other_evidence(gps: DualGP, evidence: str, floor: float, kind: type) ->
     assert type(head) is kind
     images = random_images(2, (64, 64))
     with torch.inference_mode():
-        features = plain.encoder(plain.encoder.normalise(images))
+        features = features_of(plain, images)
         torch.testing.assert_close(head(features), plain.dominance(images), atol=3e-5, rtol=1e-4)
 
 
@@ -123,15 +138,16 @@ def test_other_evidence(gps: DualGP, evidence: str, floor: float, kind: type) ->
 def test_more_and_fewer_dimensions_than_stages_give(dim: int, groups: int) -> None:
     """Fewer than the first stage has channels, as in the paper's network, and more than all."""
     plain = network(random_pair(4, 0.3, torch.float32, dim=dim))
-    plain.projection = TokenProjection(plain.encoder.channels, dim).requires_grad_(False)
+    encoder, _, gps = tuned(plain)
+    plain.projection = TokenProjection(encoder.channels, dim).requires_grad_(False)
     images = random_images(2, (64, 64))
     head = head_of(plain)
     assert isinstance(head, DominanceHead) and len(head.along) == groups
     with torch.inference_mode():
-        features = plain.encoder(plain.encoder.normalise(images))
+        features = features_of(plain, images)
         # In float64: with more inducing tokens than dimensions float32 loses four digits.
         tokens = copy.deepcopy(plain.projection).double()([f.double() for f in features])
-        expected = form_dominance(plain.gps, tokens.flatten(0, 2)).view(tokens.shape[:3])
+        expected = form_dominance(gps, tokens.flatten(0, 2)).view(tokens.shape[:3])
         torch.testing.assert_close(head(features).double(), expected, atol=3e-5, rtol=1e-4)
 
 
@@ -141,12 +157,12 @@ def test_head_of_means_that_are_all_zero() -> None:
         gp.m.data.zero_()
     plain = network(gps)
     with torch.inference_mode():
-        features = plain.encoder(plain.encoder.normalise(random_images(1, (64, 64))))
+        features = features_of(plain, random_images(1, (64, 64)))
         assert torch.equal(head_of(plain)(features), torch.zeros(1, 16, 16))
 
 
 def test_stem_is_shared_only_where_it_is_the_same(linear_network: Network) -> None:
-    encoder, teacher = linear_network.encoder, linear_network.teacher
+    encoder, teacher = tuned(linear_network)[0], linear_network.teacher
     assert len(list(Encoders(encoder, teacher).stem.children())) == 2
     changed = copy.deepcopy(encoder)
     next(changed.parameters()).data.mul_(1.01)
@@ -274,12 +290,13 @@ def test_a_table_of_other_values_is_found(spoil: Callable[[Tensor], Tensor]) -> 
 @pytest.mark.parametrize("rate", [0.02, 0.5, 0.9])
 def test_the_rate_moves_the_image_score_and_no_map(tiny_run: Run, rate: float) -> None:
     calibration = tiny_run.detector.model.calibration
-    known = calibration._replace(image=calibration.image._replace(slope=1.0, intercept=0.2))
+    slopes = (0.7, 0.2, 0.4)
+    known = calibration._replace(image=calibration.image._replace(slope=slopes, intercept=0.2))
     generator = torch.Generator().manual_seed(0)
-    scale, centre = known.image.scale, known.image.centre
-    pooled = centre + scale * torch.randn(4, generator=generator)
-    dominance, residual = torch.randn(2, 4, 16, 16, generator=generator)
-    evidence = Evidence(dominance, residual, pooled)
+    scale, centre = (torch.tensor(v) for v in (known.image.scale, known.image.centre))
+    pooled = centre + scale * torch.randn(4, 3, generator=generator)
+    dominance, residual, distance = torch.randn(3, 4, 16, 16, generator=generator)
+    evidence = Evidence(dominance, residual, distance, pooled)
     plain, shifted = (OutputGraph(known, r)(evidence, (64, 64)) for r in (0.5, rate))
     for name in ("anomaly_map", "surprisal", "fused", "pooled"):
         assert torch.equal(getattr(plain, name), getattr(shifted, name))

@@ -226,13 +226,14 @@ def test_calibration_uses_good_images_alone(tail_pixels: int) -> None:
     dominance, residual = (torch.randn(5, 3, 4, generator=generator) for _ in range(2))
     dominance[defective] = 1e6
     residual[defective] = -1e6
-    pooled = torch.tensor([0.0, 2.0, 0.1, -0.2, 3.0])
+    pooled = torch.tensor([0.0, 2.0, 0.1, -0.2, 3.0])[:, None]
     size = (6, 8)
     chosen = settings(
         "paper", calibration={"tail_pixels": tail_pixels, "fusion_weight": 0.3}
-    ).calibration
+    )
     evidence = [
-        Evidence(*(part[i : i + 1] for part in (dominance, residual, pooled))) for i in range(5)
+        Evidence(dominance[i : i + 1], residual[i : i + 1], None, pooled[i : i + 1])
+        for i in range(5)
     ]
     collected = CalibrationEvidence(evidence, defective, [size] * 5)
     found = fit_calibration(collected, chosen)
@@ -254,7 +255,7 @@ def test_calibration_uses_good_images_alone(tail_pixels: int) -> None:
     count = min(tail_pixels, U.size)
     picked = np.sort([U[i * U.size // count] for i in range(count)])
     np.testing.assert_allclose(found.tail.scores.numpy(), picked, atol=1e-4)
-    assert found.image.centre == pytest.approx(0.0), "the median of the good ones"
+    assert found.image.centre == pytest.approx((0.0,)), "the median of the good ones"
     assert found.fusion_weight == 0.3
     assert found.image_weight == pytest.approx(1 / 3)
 
@@ -292,10 +293,10 @@ def test_evidence_is_collected_in_order(surfaces: Manifest) -> None:
 
         def forward(self, images: Tensor) -> Evidence:
             mean = images.mean((1, 2, 3))
-            return Evidence(mean[:, None, None], -mean[:, None, None], mean)
+            return Evidence(mean[:, None, None], -mean[:, None, None], None, mean[:, None])
 
     found = calibrate.collect_evidence(Means(), dataset, Quiet())  # type: ignore[arg-type]
     means = [float(dataset.input(i).mean()) for i in range(len(dataset))]
-    assert found.pooled.tolist() == pytest.approx(means, abs=1e-6)
+    assert found.pooled[:, 0].tolist() == pytest.approx(means, abs=1e-6)
     assert torch.equal(found.defective, dataset.defective)
     assert found.sizes == [(64, 64)] * len(dataset)

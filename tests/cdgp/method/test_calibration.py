@@ -184,6 +184,36 @@ def test_standardise_and_fuse_are_the_equations() -> None:
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.parametrize("with_distance", [False, True])
+def test_without_a_share_of_the_distance_fusion_is_equation_25_bit_for_bit(
+    with_distance: bool,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    G, R, D = torch.randn(3, 2, 5, 7, generator=generator)
+    g, r, d = (BranchStatistics(0.3, 2.0), BranchStatistics(-0.1, 0.05), BranchStatistics(9, 3.0))
+    for w in (0.0, 0.025, 1.0):
+        found = fuse((G, R, D if with_distance else None), (g, r, d), branch_weights(w, 0.0))
+        assert torch.equal(found, w * standardise(G, g) + (1 - w) * standardise(R, r))
+
+
+@pytest.mark.parametrize("v", [0.0, 1 / 3, 0.5, 1.0])
+def test_fusion_of_the_branches_that_there_are(v: float) -> None:
+    """NumPy; the distance shares what good images alone give, and the weights sum to one."""
+    rng = np.random.default_rng(1)
+    maps = rng.standard_normal((3, 2, 4, 5))
+    statistics = [BranchStatistics(*rng.random(2).tolist()) for _ in range(3)]
+    Z = [(m - s.mean) / (s.std + EPSILON) for m, s in zip(maps, statistics, strict=True)]
+    for w in (0.0, 0.025, 0.6):
+        weights = branch_weights(w, v)
+        assert sum(weights) == pytest.approx(1)
+        expected = w * Z[0] + (1 - w) * ((1 - v) * Z[1] + v * Z[2])
+        found = fuse([torch.from_numpy(m) for m in maps], statistics, weights)
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-12)
+    G, R, D = (torch.from_numpy(m) for m in maps)
+    alone = fuse((None, R, D), statistics, branch_weights(0.0, v))
+    np.testing.assert_allclose(alone.numpy(), (1 - v) * Z[1] + v * Z[2], rtol=1e-12, atol=1e-12)
+
+
 def test_standardise_without_spread_stays_finite() -> None:
     assert float(standardise(torch.tensor(1.0), BranchStatistics(1.0, 0.0))) == 0
     found = standardise(torch.tensor(2.0), BranchStatistics(1.0, 0.0))

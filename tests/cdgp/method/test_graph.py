@@ -5,16 +5,34 @@ import math
 import shutil
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import timm
 import torch
-from tests.helpers import form_dominance, random_gp, random_pair, sparse_gps, unit_tokens
+from numpy.typing import NDArray
+from tests.helpers import (
+    KINDS,
+    form_dominance,
+    random_gp,
+    random_model,
+    random_pair,
+    sparse_gps,
+    unit_tokens,
+)
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cdgp.errors import TrainingError
 from cdgp.method.backbone import Encoder, load_weights
-from cdgp.method.calibration import NormalTail, fit_tail, surprisal
+from cdgp.method.calibration import (
+    BranchStatistics,
+    Calibration,
+    ImageCalibrator,
+    NormalTail,
+    fit_tail,
+    image_score,
+    surprisal,
+)
 from cdgp.method.fold import fix_padding, fold_batch_norms
 from cdgp.method.gp import DualGP
 from cdgp.method.graph import (
@@ -320,6 +338,60 @@ def test_whole_graph_of_a_trained_run(tiny_run: Run) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_graph_of_every_kind_of_model(kind: str) -> None:
+    """Against the plain order, over images like those that calibrated and unlike them."""
+    model = random_model(kind)
+    images = torch.cat([random_images(3, (64, 64)), torch.rand(2, 3, 64, 64)])
+    with torch.inference_mode():
+        graph = InferenceGraph(EvidenceGraph(model.network), model.calibration)
+        evidence, plain_evidence = graph.evidence(images), model.network(images)
+        found = graph(images)
+        plain = calibrated(plain_evidence, model.calibration, (64, 64))
+    there = [m is not None for m in evidence.maps]
+    assert there == [kind != "good alone", True, kind not in ("no distance", "paper")]
+    entries = {"all": 3, "no calibrating defect": 3, "good alone": 2, "no distance": 2, "paper": 1}
+    assert evidence.pooled.shape == (5, entries[kind])
+    for a, b in zip(evidence.maps, plain_evidence.maps, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-4)
+    torch.testing.assert_close(found.pooled, plain.pooled, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found.fused, plain.fused, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(found.pred_score, plain.pred_score, atol=1e-4, rtol=0)
+    off = (found.surprisal - plain.surprisal).abs()
+    assert float(off.max()) <= math.log(2) + 1e-3, "one rank at the end of the tail"
+    torch.testing.assert_close(
+        found.anomaly_map - found.surprisal, plain.anomaly_map - plain.surprisal, atol=2e-4, rtol=0
+    )
+
+
+@pytest.mark.parametrize("good", [
+    np.random.default_rng(0).normal(-3, 2, 60), np.array([0.7]), np.array([-1.0, -1.0, 2.0]),
+    np.array([1.0, 1.0 + 1e-12, 1.0 + 3e-8, 2.0]), np.full(5, 3.0),
+])  # fmt: skip
+def test_p_value_of_the_graph_against_float64(good: NDArray[np.float64]) -> None:
+    """Good images too that are one number in float32; at good images, between them and beyond."""
+    known = ImageCalibrator((0.0,), (1.0,), (1.0,), 0.0, good_logits=tuple(np.sort(good).tolist()))
+    tail = NormalTail(torch.arange(9.0), math.nan, math.nan, math.nan, 16.0)
+    same = BranchStatistics(0.0, 1.0)
+    graph = OutputGraph(Calibration(same, same, tail, known, 0.0, 1 / 3))
+    spread = max(float(np.ptp(good)), 1.0)
+    queries = np.r_[good, np.linspace(good.min() - spread, good.max() + 9 * spread, 2_000)]
+    pooled = torch.from_numpy(np.sort(queries))[:, None].float()
+    residual = torch.zeros(len(pooled), 2, 2)
+    found = graph(Evidence(None, residual, None, pooled), (4, 4)).pred_score
+    assert found.dtype == torch.float32
+    assert float(found.min()) >= 0 and float(found.max()) < 1
+    assert float(found.diff().min()) >= -1e-6
+    expected = image_score(pooled, known)
+    # Within rounding of a good image its place between two others is not known in float32.
+    clear = np.abs(pooled.numpy() - good).min(1) > 1e-5
+    torch.testing.assert_close(found[clear].double(), expected[clear], atol=2e-5, rtol=0)
+    off = float((found.double() - expected).abs().max())
+    assert off <= max(2e-5, 3 / (len(good) + 1))
+
+
 def test_the_network_itself_stays(linear_network: Network) -> None:
     before = {key: value.clone() for key, value in linear_network.state_dict().items()}
     EvidenceGraph(linear_network)
@@ -357,7 +429,11 @@ def test_other_precision_and_mode(tiny_run: Run, inference: dict[str, str]) -> N
 
 
 def test_inference_is_checked_before_the_model_is_written(tiny_run: Run) -> None:
-    model, cpu = tiny_run.detector.model, torch.device("cpu")
+    cpu, model = torch.device("cpu"), tiny_run.detector.model
+    # Six images calibrate a few steps of training: half of its slopes are what rounding may move.
+    image = model.calibration.image
+    gentle = image._replace(slope=tuple(k / 2 for k in image.slope))
+    model = model._replace(calibration=model.calibration._replace(image=gentle))
     samples = tiny_run.manifest.weak_split().calibration
     images = WeakDataset(samples, new_inputs(model.settings))
     fast = TorchRuntime(model, cpu, InferenceSettings(precision="bfloat16"))

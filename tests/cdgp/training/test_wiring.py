@@ -64,20 +64,25 @@ def moments_of_one(gp: SparseGP, t: np.ndarray) -> tuple[float, float]:
     return float(k @ K_inv @ m), float(1 - k @ K_inv @ k + k @ K_inv @ L @ L.T @ K_inv @ k)
 
 
+@pytest.mark.parametrize("mean_weight", [0.0, 7.0])
 @pytest.mark.parametrize("defective", [[True, False, False, True], [False] * 4, [True] * 4])
-def test_training_loss_is_equation_13(defective: list[bool]) -> None:
-    """Loops over images and tokens; three different weights, so that none can stand in for
-    another."""
+def test_training_loss_is_equation_13(defective: list[bool], mean_weight: float) -> None:
+    """Loops over images and tokens; different weights, so that none can stand in for another.
+
+    With a weight the cross entropy of the mean margin, at log-odds of ten times it, comes on top.
+    """
     images = torch.randn(4, 6, 3, 2, generator=torch.Generator().manual_seed(4)).double()
     normal_gp, anomaly_gp = random_gp(5, 1), random_gp(3, 2)
     gps = DualGP(normal_gp, anomaly_gp)
     chosen = settings(
-        "paper", dual_gp={"loss_weights": WEIGHTS, "margin": 0.7, "epsilon": 1e-2}
+        "paper",
+        dual_gp={"loss_weights": WEIGHTS, "margin": 0.7, "epsilon": 1e-2,
+                 "mean_weight": mean_weight},
     ).dual_gp
     training = DualGPTraining(Given(), Tokens(), gps, chosen, 8.0)  # type: ignore[arg-type]
     found, _ = training(images, torch.tensor(defective))
 
-    mil, compact, attract = [], [], []
+    mil, compact, attract, means = [], [], [], []
     for image, label in zip(images.numpy(), defective, strict=True):
         margins, normal, anomaly = [], [], []
         for token in image.reshape(6, -1).T:
@@ -89,6 +94,7 @@ def test_training_loss_is_equation_13(defective: list[bool]) -> None:
             anomaly.append(mu_A / (math.sqrt(var_A) + 1e-2))
         top = max(margins)
         mil.append(max(0.0, 0.7 - top) if label else max(0.0, top))
+        means.append(np.logaddexp(0, (-10 if label else 10) * np.mean(margins)))
         if label:
             s = (np.array(margins) - np.mean(margins)) / (np.std(margins) + 1e-2)
             a = np.exp(s) / np.exp(s).sum()
@@ -98,6 +104,7 @@ def test_training_loss_is_equation_13(defective: list[bool]) -> None:
     expected = WEIGHTS[0] * np.mean(mil)
     expected += WEIGHTS[1] * np.mean(compact) if compact else 0
     expected += WEIGHTS[2] * np.mean(attract) if attract else 0
+    expected += mean_weight * np.mean(means)
     assert float(found) == pytest.approx(float(expected), rel=1e-9)
 
 
@@ -131,9 +138,11 @@ def test_dual_gp_optimiser_spares_inducing_values_and_stem(
         dataset, chosen, new_context(None, None, Quiet()), ""))  # fmt: skip
     training: Any = found.module
     encoder = training.encoder
-    trunk, inducing = found.optimizer.param_groups
+    trunk, inducing, mean = found.optimizer.param_groups
     assert (trunk["lr"], trunk["weight_decay"]) == (3e-5, 0.02)
     assert (inducing["lr"], inducing["weight_decay"]) == (7e-4, 0.0)
+    assert (mean["lr"], mean["weight_decay"]) == (1e-2, 0.0)
+    assert [id(p) for p in mean["params"]] == [id(training.mean_logit)]
     gps = training.gps
     values = [p for gp in (gps.normal, gps.anomaly) for p in (gp.m, gp.L)]
     assert {id(p) for p in inducing["params"]} == {id(p) for p in values}

@@ -338,7 +338,7 @@ def prior_slopes(count: int, has_dominance: bool) -> NDArray[np.float64]:
     distance; all for the residual where there is no distance.
     """
     alone = count - has_dominance
-    one_class = [1.0] if alone == 1 else [1 / 3, 2 / 3]
+    one_class = {0: [], 1: [1.0], 2: [1 / 3, 2 / 3]}[alone]
     return np.array([0.0] * has_dominance + one_class)
 
 
@@ -424,7 +424,9 @@ def p_value(logit: Tensor, table: ConformalTable) -> Tensor:
     ranks images that would tie.
     """
     u, p = table.logits, table.values
-    shares = ((logit[:, None] - u[:-1]) / (u[1:] - u[:-1])).clamp(0, 1)
+    # In float32 two of them may be one number, and nothing is between these.
+    gaps = (u[1:] - u[:-1]).clamp_min(torch.finfo(u.dtype).tiny)
+    shares = ((logit[:, None] - u[:-1]) / gaps).clamp(0, 1)
     inside = p[0] + (shares * (p[1:] - p[:-1])).sum(1)
     beyond = (logit - u[-1]).clamp_min(0) / table.spread
     return table.least + (inside - table.least) * torch.exp(-beyond)

@@ -20,6 +20,8 @@ STAGES = (1, 2)
 """Of the three stages those with a distance: at strides 8 and 16."""
 RIDGE = 0.01
 """Share of the mean variance that is added to every variance."""
+FLOOR = 1e-6
+"""Share of the features' mean square that is added too: one image, or copies of one, vary nowhere."""
 
 
 class StageDistance(nn.Module):
@@ -127,7 +129,8 @@ def _stage_distance(basis: Tensor, count: Tensor, first: Tensor, second: Tensor)
     S = (second - count * (of_means.mT @ of_means)) / vectors
     W = S.mean((0, 1))
     shrunk = (vectors * S + K * W) / (vectors + K)
-    ridge = RIDGE * W.diagonal().mean() + torch.finfo(torch.float32).tiny
+    square = second.diagonal(dim1=-2, dim2=-1).mean() / vectors
+    ridge = RIDGE * W.diagonal().mean() + FLOOR * square + torch.finfo(torch.float32).tiny
     shrunk = shrunk + ridge * torch.eye(K, dtype=torch.float64, device=W.device)
     whitening = torch.linalg.cholesky(torch.linalg.inv(shrunk))
     return StageDistance(basis.float(), mean.float(), whitening.float())

@@ -106,6 +106,8 @@ NEWER = (
     ("decision", "defect_rate", 0.5),
     ("dual_gp", "mean_weight", 0.0),
     ("calibration", "image_evidence", "dominance"),
+    ("calibration", "most_fusion_weight", 0.025),
+    ("calibration", "dominance_cap", None),
 )
 """Settings that are younger than the first committed rows, with the values that these have."""
 METHODS: dict[str, Method] = {

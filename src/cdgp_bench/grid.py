@@ -87,7 +87,9 @@ def _with_options(
     return Method(title, supervision, module.fit, uses, requires=("anomalib",), options=options)
 
 
-NEWER = (("data", "pages", "single"), ("decision", "defect_rate", 0.5))
+NEWER = (
+    ("data", "pages", "single"), ("decision", "defect_rate", 0.5), ("decision", "p_value", 0.05),
+)  # fmt: skip
 """Settings that are younger than the first committed rows, with the values that these have."""
 METHODS: dict[str, Method] = {
     "padim": _with_options("PaDiM", "normal", padim),

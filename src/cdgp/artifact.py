@@ -47,7 +47,8 @@ BELOW_ONE = math.nextafter(1, 0)
 class Decision(NamedTuple):
     """The rule behind ``pred_label``: defective when the image score is above the threshold.
 
-    The defect rate shifts score and threshold alike, so it changes no decision.
+    The defect rate shifts score and threshold alike, so it changes no decision. A p-value refers to
+    no rate.
     """
 
     threshold: float
@@ -62,6 +63,8 @@ class Decision(NamedTuple):
     """Where the rate comes from, in words."""
     balanced_threshold: float | None = None
     """The threshold at a rate of one half, where decisions are made; None: ``threshold``."""
+    is_p_value: bool = False
+    """Whether the image score is one minus a p-value, and no probability."""
 
     @property
     def balanced(self) -> float:
@@ -71,13 +74,24 @@ class Decision(NamedTuple):
     @property
     def refers_to(self) -> str:
         """What the image score refers to, in words: "33 % of parts defective (…)"."""
+        if self.is_p_value:
+            return "no defect rate: the score is one minus a p-value"
         return f"{100 * self.defect_rate:.3g} % of parts defective ({self.rate_source})"
 
     def at(self, defect_rate: float, source: str = "as stated") -> "Decision":
-        """The same decisions, with scores that refer to another rate; SettingsError outside (0, 1).
+        """The same decisions, with scores that refer to another rate.
 
         ``source`` says in words where the rate comes from.
+
+        Raises:
+            SettingsError: a rate outside (0, 1), or a score that is a p-value.
         """
+        if self.is_p_value:
+            raise SettingsError(
+                f"a defect rate of {defect_rate}: this model's score is one minus a p-value, since "
+                "no defective image has calibrated it, and refers to no rate; leave --defect-rate "
+                "out, or train with defective images of two parts or more"
+            )
         if not 0 < defect_rate < 1:
             raise SettingsError(
                 f"a defect rate of {defect_rate}: it is a share of the parts, between 0 and 1, for "
@@ -235,7 +249,13 @@ def decision_of(values: dict[str, Any]) -> Decision:
     possible = 0 <= decision.balanced < 1 and (bound is None or 0 <= bound <= 1)
     if not possible or not 0 < decision.defect_rate < 1 or not told:
         raise ValueError(f"{decision} is no rule to decide by")
-    if not math.isclose(decision.threshold, decision.at(decision.defect_rate).threshold):
+    if not isinstance(decision.is_p_value, bool):
+        raise ValueError(f"is_p_value is {decision.is_p_value!r} where true or false is expected")
+    if decision.is_p_value and decision.threshold == decision.balanced:
+        return decision
+    if decision.is_p_value or not math.isclose(
+        decision.threshold, decision.at(decision.defect_rate).threshold
+    ):
         raise ValueError(f"{decision} has two thresholds that do not fit together")
     return decision
 

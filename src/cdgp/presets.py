@@ -192,6 +192,10 @@ class DecisionSettings(_Section):
     defect_rate: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of the parts on the line that are defective, which the probability refers to; where
     None it is the share among the parts that training has."""
+    p_value: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Takes the place of ``threshold`` where no defective image calibrates the score: an image is
+    called defective when its p-value is below this, or, where good calibration images are too few
+    to tell, when it is odder than all of them."""
     region_level: Annotated[float, Field(gt=0, lt=1)] = 1e-4
     """Pixels whose normal-tail probability is below this form the reported regions."""
 

@@ -104,6 +104,7 @@ def _with_options(
 NEWER = (
     ("data", "pages", "single"),
     ("decision", "defect_rate", 0.5),
+    ("decision", "p_value", 0.05),
     ("dual_gp", "mean_weight", 0.0),
     ("calibration", "image_evidence", "dominance"),
     ("calibration", "most_fusion_weight", 0.025),

@@ -7,7 +7,9 @@ import typer
 
 Data = Annotated[
     Path,
-    typer.Argument(help="Folder with good/ and defective/, or a CSV manifest (image,label,…)."),
+    typer.Argument(
+        help="Folder with good/ and defective/ (if any), or a CSV manifest (image,label,…)."
+    ),
 ]
 Model = Annotated[Path, typer.Argument(help="model.safetensors, or the folder of a run.")]
 Images = Annotated[list[Path], typer.Argument(help="Images, or folders of images.")]
@@ -67,7 +69,7 @@ DefectRate = Annotated[
     float | None,
     typer.Option(
         help="Share of the parts on the line that are defective, for example 0.02: what "
-        "P(defective) refers to. No decision changes with it."
+        "P(defective) refers to. No decision changes with it. Needs a model with defective images."
     ),
 ]
 Weights = Annotated[

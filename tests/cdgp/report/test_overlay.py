@@ -20,7 +20,7 @@ from cdgp.report.overlay import (
     output_name,
     overlay,
     panels,
-    probability,
+    score_text,
     write_overlay,
 )
 
@@ -136,7 +136,7 @@ def test_write_overlay_leaves_one_png(tmp_path: Path) -> None:
     [(0.0, "0.000"), (0.0004, "<0.001"), (0.5, "0.500"), (0.9996, ">0.999"), (1.0, "1.000")],
 )
 def test_probability_is_never_rounded_to_certainty(value: float, text: str) -> None:
-    assert probability(value) == text
+    assert score_text(value) == text
 
 
 PARTS = st.one_of(

@@ -412,10 +412,10 @@ def input_multiple(backbone: str) -> int:
 def size_problem(size: tuple[int, int], backbone: str) -> str | None:
     """What is wrong with an input of (height, width) for a backbone, with the nearest size.
 
-    None where nothing is. Four patches are the least that windows can overlap in by a quarter.
+    None where nothing is. Windows of fewer than three patches would not overlap.
     """
     multiple = input_multiple(backbone)
-    least = -(-max(64, 4 * multiple) // multiple)
+    least = max(3, -(-64 // multiple))
     if all(side % multiple == 0 and side // multiple >= least for side in size):
         return None
     height, width = (multiple * max(least, round(side / multiple)) for side in size)

@@ -45,6 +45,7 @@ SIDES = [
     *((side, STRIDES) for side in (64, 80, 96, 160, 256, 320)),
     *((side, (14, 14, 14)) for side in (70, 84, 98, 252, 392)),
     *((side, (16, 16, 16)) for side in (64, 80, 256)),
+    *((side, (32, 32, 32)) for side in (96, 128)),
 ]
 """Sides of windows, with the strides of the encoder."""
 LENGTHS = [8, 63, 64, 65, 95, 96, 97, 128, 200, 256, 257, 640, 999, 1001]

@@ -105,7 +105,7 @@ def test_training_loss_is_equation_13(defective: list[bool], mean_weight: float)
     expected += WEIGHTS[1] * np.mean(compact) if compact else 0
     expected += WEIGHTS[2] * np.mean(attract) if attract else 0
     expected += mean_weight * np.mean(means)
-    assert float(found) == pytest.approx(float(expected), rel=1e-9)
+    assert float(found.detach()) == pytest.approx(float(expected), rel=1e-9)
 
 
 def captured(monkeypatch: pytest.MonkeyPatch, module: Any, run: Callable[[], object]) -> Stage:

@@ -318,7 +318,9 @@ def _check_entries(network: Network, calibration: Calibration) -> None:
     alone = network.image_evidence == "all" or not tuned
     expected = tuned + alone * (1 + (network.distance is not None))
     if found != expected:
-        raise ValueError(f"the image score weighs {found} entries, and the networks give {expected}")
+        raise ValueError(
+            f"the image score weighs {found} entries, and the networks give {expected}"
+        )
 
 
 def _check_finite(tensors: Mapping[str, Tensor]) -> None:

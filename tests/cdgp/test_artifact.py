@@ -20,7 +20,9 @@ RATES = [1e-5, 0.02, 0.3, 0.5, 0.7, 0.999]
 
 def told(decision: Decision, pooled: torch.Tensor) -> list[tuple[float, bool]]:
     """Scores and decisions as a detector tells them."""
-    both = [image_score(pooled[:, None], SAME, r).tolist() for r in (BALANCED, decision.defect_rate)]
+    both = [
+        image_score(pooled[:, None], SAME, r).tolist() for r in (BALANCED, decision.defect_rate)
+    ]
     return [decision.told(balanced, score) for balanced, score in zip(*both, strict=True)]
 
 

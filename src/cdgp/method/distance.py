@@ -21,7 +21,7 @@ STAGES = (1, 2)
 RIDGE = 0.01
 """Share of the mean variance that is added to every variance."""
 FLOOR = 1e-6
-"""Share of the features' mean square that is added too: one image, or copies of one, vary nowhere."""
+"""Share of the features' mean square that is added too: copies of one image vary nowhere."""
 
 
 class StageDistance(nn.Module):

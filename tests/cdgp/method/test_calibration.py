@@ -209,7 +209,7 @@ def test_fusion_of_the_branches_that_there_are(v: float) -> None:
         expected = w * Z[0] + (1 - w) * ((1 - v) * Z[1] + v * Z[2])
         found = fuse([torch.from_numpy(m) for m in maps], statistics, weights)
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-12)
-    G, R, D = (torch.from_numpy(m) for m in maps)
+    R, D = (torch.from_numpy(m) for m in maps[1:])
     alone = fuse((None, R, D), statistics, branch_weights(0.0, v))
     np.testing.assert_allclose(alone.numpy(), (1 - v) * Z[1] + v * Z[2], rtol=1e-12, atol=1e-12)
 

@@ -168,8 +168,7 @@ def test_identities() -> None:
 
     def turned(stages: Sequence[Tensor]) -> list[Tensor]:
         return [
-            torch.einsum("cd,ndhw->nchw", Q, stage)
-            for Q, stage in zip(turns, stages, strict=True)
+            torch.einsum("cd,ndhw->nchw", Q, stage) for Q, stage in zip(turns, stages, strict=True)
         ]
 
     torch.testing.assert_close(fitted(turned(good))(turned(query)), expected, rtol=2e-4, atol=0)

@@ -80,7 +80,9 @@ def network(gps: DualGP, evidence: str = "dominance", floor: float = 1e-6) -> Ne
     torch.manual_seed(1)
     projection = TokenProjection(encoder.channels, 64)
     student = ReverseStudent(teacher.channels, (8, 16, 16, 32))
-    return Network(encoder, projection, gps, teacher, student, None, 8.0, floor, evidence, "dominance")
+    return Network(
+        encoder, projection, gps, teacher, student, None, 8.0, floor, evidence, "dominance"
+    )
 
 
 def tuned(network: Network) -> tuple[Encoder, TokenProjection, DualGP]:

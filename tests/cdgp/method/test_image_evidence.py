@@ -58,7 +58,7 @@ def objective(values: Array, Z: Array, defective: NDArray[np.bool_], prior: Arra
     """As the docstring states it, image by image."""
     *slope, intercept = values.tolist()
     bad = int(defective.sum())
-    total = sum((k - p) ** 2 for k, p in zip(slope, prior, strict=True)) / 2
+    total = float(np.sum((np.array(slope) - prior) ** 2)) / 2
     for z, label in zip(Z, defective, strict=True):
         f = float(z @ np.array(slope)) + intercept
         weight = 1.0 if label else bad / (len(Z) - bad)
@@ -228,7 +228,7 @@ def test_p_value_is_the_count_at_good_images_and_never_below_it(name: str) -> No
     found = p_value(torch.from_numpy(queries), table).numpy()
     assert (found - [counted(good, q) for q in queries] > -1e-12).all()
     assert (np.diff(found) <= 1e-15).all()
-    assert 0 < found.min() and found.max() == pytest.approx(1, rel=1e-12)
+    assert found.min() > 0 and found.max() == pytest.approx(1, rel=1e-12)
     below = p_value(torch.tensor([low - 1e-9, low - 1e6], dtype=torch.float64), table)
     assert below.tolist() == pytest.approx([1, 1])
 

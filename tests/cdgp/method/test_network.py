@@ -48,7 +48,10 @@ def test_pool_is_numpys(
 def test_a_network_of_good_images_alone_has_the_evidence_that_it_has_beside_a_dual_gp() -> None:
     """Residual and distance come from the frozen teacher, which labels do not change."""
     images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-    everything, alone = random_model("all").network(images), random_model("good alone").network(images)
+    everything, alone = (
+        random_model("all").network(images),
+        random_model("good alone").network(images),
+    )
     assert alone.dominance is None and alone.distance is not None
     assert torch.equal(alone.residual, everything.residual)
     assert torch.equal(alone.distance, everything.distance)

@@ -294,6 +294,8 @@ def test_paper_network_has_the_papers_63_8_million_parameters() -> None:
     gps = DualGP(*(SparseGP(Z, linear, 1e-3, 0.0, 1.0) for Z in (tokens[:32], tokens[32:])))
     student = ReverseStudent(encoder.channels, PRESETS["paper"]["student"]["widths"])
     projection = TokenProjection(encoder.channels, 256)
-    network = Network(encoder, projection, gps, teacher, student, None, 8.0, 1e-6, *("dominance",) * 2)
+    network = Network(
+        encoder, projection, gps, teacher, student, None, 8.0, 1e-6, *("dominance",) * 2
+    )
     count = sum(p.numel() for p in network.parameters())
     assert count == pytest.approx(63.8e6, rel=0.02)

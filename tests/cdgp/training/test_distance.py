@@ -1,7 +1,7 @@
 """What the normal distance is fitted on."""
 
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch

@@ -45,6 +45,29 @@ def test_rows_hold_probabilities_at_equal_numbers_and_no_decision() -> None:
         assert len(digests) == 1
 
 
+def test_a_distance_takes_part_in_the_digest_only_where_there_is_one() -> None:
+    """Rows of the paper's pipeline are older than the branch."""
+
+    def digest(method: str, **distance: float) -> str:
+        changes = {"distance": distance}
+        chosen = variant_settings(Variant("", method), "lite", 0, (64, 64), changes)
+        return Run("d", "c", Variant("", method), 0, None, chosen).config_sha256
+
+    assert digest("cdgp", weight=0.5) != digest("cdgp", weight=0.0) != digest("cdgp", weight=0.4)
+    assert digest("cdgp", components=8) != digest("cdgp", components=16)
+    assert digest("cdgp", weight=0, components=8) == digest("cdgp", weight=0, components=16)
+    for method in ("cdgp_paper", "padim", "mil_topk", "classifier_cam"):
+        assert digest(method, components=8) == digest(method, components=16)
+
+
+def test_references_train_on_all_training_images() -> None:
+    """They calibrate nothing, so they leave no image to it; CDGP does."""
+    for name, method in METHODS.items():
+        chosen = variant_settings(Variant("", name), "lite", 0, (64, 64), {})
+        held = name == "cdgp" or method.supervision == "control"
+        assert chosen.calibration.pictures == ("held_out" if held else "seen"), name
+
+
 def test_options_take_part_in_the_rows_digest() -> None:
     chosen = variant_settings(Variant("", "padim"), "lite", 0, (64, 64), {})
     runs = [

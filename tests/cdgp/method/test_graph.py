@@ -493,10 +493,11 @@ def test_other_precision_and_mode(tiny_run: Run, inference: dict[str, str]) -> N
 
 def test_inference_is_checked_before_the_model_is_written(tiny_run: Run) -> None:
     cpu, model = torch.device("cpu"), tiny_run.detector.model
-    # Six images calibrate a few steps of training: half of its slopes are what rounding may move.
+    # Four good images of a few steps have next to no spread, so bfloat16 moves the evidence by much
+    # of a scale; a model worth running has smaller slopes for that.
     image = model.calibration.image
-    gentle = image._replace(slope=tuple(k / 2 for k in image.slope))
-    model = model._replace(calibration=model.calibration._replace(image=gentle))
+    image = image._replace(slope=tuple(k / 20 for k in image.slope))
+    model = model._replace(calibration=model.calibration._replace(image=image))
     samples = tiny_run.manifest.weak_split().calibration
     images = WeakDataset(samples, new_inputs(model.settings))
     fast = TorchRuntime(model, cpu, InferenceSettings(precision="bfloat16"))

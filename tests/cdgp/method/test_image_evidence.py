@@ -58,7 +58,7 @@ def objective(values: Array, Z: Array, defective: NDArray[np.bool_], prior: Arra
     """As the docstring states it, image by image."""
     *slope, intercept = values.tolist()
     bad = int(defective.sum())
-    total = sum((k - p) ** 2 for k, p in zip(slope, prior, strict=True)) / 2
+    total = float(np.sum((np.array(slope) - prior) ** 2)) / 2
     for z, label in zip(Z, defective, strict=True):
         f = float(z @ np.array(slope)) + intercept
         weight = 1.0 if label else bad / (len(Z) - bad)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cdgp.data.manifest import Manifest
+from cdgp.errors import TrainingError
 from cdgp.method.gp import DualGP, SparseGP
 from cdgp.method.kernels import linear
 from cdgp.method.network import Evidence
@@ -109,7 +110,7 @@ def test_training_loss_is_equation_13(defective: list[bool], mean_weight: float)
     expected += WEIGHTS[1] * np.mean(compact) if compact else 0
     expected += WEIGHTS[2] * np.mean(attract) if attract else 0
     expected += mean_weight * np.mean(means)
-    assert float(found) == pytest.approx(float(expected), rel=1e-9)
+    assert float(found.detach()) == pytest.approx(float(expected), rel=1e-9)
 
 
 def captured(monkeypatch: pytest.MonkeyPatch, module: Any, run: Callable[[], object]) -> Stage:
@@ -269,6 +270,50 @@ def test_calibration_uses_good_images_alone(tail_pixels: int) -> None:
     assert found.image.centre == pytest.approx((0.0,)), "the median of the good ones"
     assert found.fusion_weight == 0.3
     assert found.image_weight == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("tuned", [True, False])
+@pytest.mark.parametrize("defects", [2, 0])
+def test_calibration_of_all_branches(tuned: bool, defects: int) -> None:
+    """NumPy over three branches, or over the two of good images alone; lite's defaults."""
+    generator = torch.Generator().manual_seed(2)
+    n, size = 8 + defects, (6, 8)
+    scales = torch.tensor([1, 5, 0.2]).view(3, 1, 1, 1)
+    maps = scales * torch.randn(3, n, 3, 4, generator=generator)
+    pooled = torch.randn(n, 3, generator=generator)
+    pooled[8:] += 4
+    maps[:, 8:] = 1e6
+    chosen = tiny_settings(calibration={"fusion_weight": 0.3, "tail_pixels": 10_000})
+    first = 0 if tuned else 1
+    evidence = [
+        Evidence(maps[0, i : i + 1] if tuned else None, maps[1, i : i + 1], maps[2, i : i + 1],
+                 pooled[i : i + 1, first:])
+        for i in range(n)
+    ]  # fmt: skip
+    found = fit_calibration(CalibrationEvidence(evidence, torch.arange(n) >= 8, [size] * n), chosen)
+    Z = []
+    for branch, statistics, there in zip(
+        maps[:, :8], found.branches, (tuned, True, True), strict=True
+    ):
+        up = functional.interpolate(branch[:, None], size=size, mode="bilinear").double().numpy()
+        Z.append((up - up.mean()) / (up.std() + 1e-6))
+        assert statistics.mean == pytest.approx(up.mean() if there else 0, abs=1e-5)
+        assert statistics.std == pytest.approx(up.std() if there else 1, rel=1e-5)
+    v, w = chosen.distance.weight, 0.3 if tuned else 0.0
+    assert v == 0.5
+    U = w * Z[0] + (1 - w) * ((1 - v) * Z[1] + v * Z[2])
+    np.testing.assert_allclose(found.tail.scores.numpy(), np.sort(U.ravel()), atol=1e-4)
+    assert (found.fusion_weight, found.distance_weight) == (w, v)
+    assert found.image.is_p_value == (not defects)
+    medians = pooled[:8, first:].double().numpy()
+    assert found.image.centre == pytest.approx(np.median(medians, axis=0).tolist())
+
+
+def test_calibration_without_a_good_image_is_refused() -> None:
+    one = Evidence(None, torch.zeros(1, 3, 4), None, torch.zeros(1, 1))
+    collected = CalibrationEvidence([one], torch.tensor([True]), [(6, 8)])
+    with pytest.raises(TrainingError, match="no good calibration image"):
+        fit_calibration(collected, tiny_settings())
 
 
 def test_dual_gp_takes_the_calibration_images_or_leaves_them(surfaces: Manifest) -> None:

@@ -41,7 +41,8 @@ from cdgp.runtimes.writers import quantised, save_onnx, save_openvino, to_onnx, 
 OPSET = 18
 """The ONNX operator set where none is asked for: the oldest that the exporter writes."""
 TOLERANCE = 1e-4
-"""Most that U, a(x) and the probability may move; a file that moves them more is not written."""
+"""Most that U, the image evidence and the score may move; a file that moves them more is not
+written."""
 BATCHES = (1, 3, 5)
 """Sizes of the batches in which a file's runtime is compared with torch."""
 PARITY_IMAGES = 50
@@ -276,8 +277,8 @@ def check_parity(parity: Parity, out: Path, runtime: str) -> None:
     if not parity.worst <= TOLERANCE:
         raise ModelFileError(
             f"{out}: not written: {runtime} and torch differ by {parity.worst:.2g} on "
-            f"{parity.images} images, {TOLERANCE:g} is allowed (U {parity.fused:.2g}, a(x) "
-            f"{parity.pooled:.2g}, probability {parity.pred_score:.2g}); another version of "
+            f"{parity.images} images, {TOLERANCE:g} is allowed (U {parity.fused:.2g}, image "
+            f"evidence {parity.pooled:.2g}, score {parity.pred_score:.2g}); another version of "
             f"{runtime}, another --opset or the other target may do"
         )
 
@@ -313,6 +314,10 @@ def describe(
         },
         "outputs": list(Outputs._fields),
         "classes": ["good", "defective"],
+        "score": {
+            "kind": "p-value" if model.calibration.image.is_p_value else "probability",
+            "rests_on": model.provenance.get("rests_on"),
+        },
         "parity": exported.parity.record() | {"tolerance": None if options.int8 else TOLERANCE},
         "image_auroc": exported.image_auroc,
         "model_sha256": digest(source),

@@ -51,9 +51,11 @@ class StageDistance(nn.Module):
         h, w, _ = self.mean.shape
         rows, columns = self.whitening.shape[:2]
         reduced = functional.conv2d(features, self.basis.mT[:, :, None, None])
-        deviation = upsample(reduced, (h, w)).permute(0, 2, 3, 1) - self.mean
-        cells = _cells(deviation, rows, columns)
-        distance = torch.linalg.vector_norm(cells @ self.whitening, dim=-1)
+        x = upsample(reduced, (h, w)).permute(0, 2, 3, 1)
+        # By cell before the subtraction: exported runtimes move the numbers once instead of twice.
+        deviation = _cells(x, rows, columns) - _cells(self.mean[None], rows, columns)
+        deviation = deviation.flatten(2, 3)
+        distance = torch.linalg.vector_norm(deviation @ self.whitening, dim=-1)
         distance = distance.view(rows, columns, -1, h // rows, w // columns)
         found: Tensor = distance.permute(2, 0, 3, 1, 4).reshape(-1, h, w)
         return found
@@ -114,7 +116,7 @@ def _gaussians(batches: Iterable[Sequence[Tensor]], bases: Sequence[Tensor]) -> 
         found = []
         for i, basis in zip(STAGES, bases, strict=True):
             x = features[i].permute(0, 2, 3, 1).double() @ basis
-            cells = _cells(x, rows, columns)
+            cells = _cells(x, rows, columns).flatten(2, 3)
             found.append([x.new_tensor(len(x)), x.sum(0), cells.mT @ cells])
         sums = _added(sums, found)
     return [_stage_distance(basis, *stage) for stage, basis in zip(sums, bases, strict=True)]
@@ -124,7 +126,7 @@ def _stage_distance(basis: Tensor, count: Tensor, first: Tensor, second: Tensor)
     """From the number of images, sums (h, w, K) by position and of squares by cell."""
     rows, columns = second.shape[:2]
     mean = first / count
-    of_means = _cells(mean[None], rows, columns)
+    of_means = _cells(mean[None], rows, columns).flatten(2, 3)
     K, vectors = mean.shape[-1], count * of_means.shape[2]
     S = (second - count * (of_means.mT @ of_means)) / vectors
     W = S.mean((0, 1))
@@ -137,10 +139,11 @@ def _stage_distance(basis: Tensor, count: Tensor, first: Tensor, second: Tensor)
 
 
 def _cells(x: Tensor, rows: int, columns: int) -> Tensor:
-    """Positions (B, h, w, K) by cell, (rows, columns, n, K)."""
+    """Positions (B, h, w, K) by cell, (rows, columns, B, n, K)."""
     B, h, w, K = x.shape
-    cells = x.reshape(B, rows, h // rows, columns, w // columns, K)
-    return cells.permute(1, 3, 0, 2, 4, 5).reshape(rows, columns, -1, K)
+    tall, wide = h // rows, w // columns
+    cells = x.reshape(B, rows, tall, columns, wide * K)
+    return cells.permute(1, 3, 0, 2, 4).reshape(rows, columns, B, tall * wide, K)
 
 
 def _added(sums: list[list[Tensor]], found: list[list[Tensor]]) -> list[list[Tensor]]:

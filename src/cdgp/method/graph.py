@@ -40,7 +40,7 @@ from cdgp.method.calibration import (
 from cdgp.method.fold import fix_padding, fold_batch_norms
 from cdgp.method.gp import has_linear_forms, linear_forms
 from cdgp.method.network import Evidence, Network, Outputs, evidence_at, pool
-from cdgp.method.resize import Size, upsample, upsample_matmul
+from cdgp.method.resize import Size, upsample
 from cdgp.method.student import residual_map
 
 TABLE_SIZE = 2**20
@@ -155,7 +155,7 @@ class OutputGraph(nn.Module):
         c, pooled = self.calibration, evidence.pooled
         dominance = capped(evidence.dominance, c.dominance_cap)
         low = fuse((dominance, *evidence.maps[1:]), c.branches, c.weights)
-        U = upsample_matmul(low, size) if torch.compiler.is_exporting() else upsample(low, size)
+        U = upsample(low, size)
         P = self.table(U)
         logit = image_logit(pooled, c.image)
         if c.image.is_p_value:
@@ -255,19 +255,22 @@ class DominanceHead(nn.Module):
         """The share of the first entry of either group in the margin."""
         own = [R[:end, a:end] for a, end in pairwise(ends)]
         of_s = [U[:, : len(r)] @ r for r in own]
-        blocks = [[r, part[:common]] for r, part in zip(own, of_s, strict=True)]
+        # The length of its projection takes no more numbers than the stage has channels.
+        blocks = [[torch.linalg.qr(r, mode="r").R, part[:common]]
+                  for r, part in zip(own, of_s, strict=True)]  # fmt: skip
         blocks[2] += [of_s[2][part] for part in groups[1:]]
-        self.layers = nn.ModuleList(pointwise(torch.cat(block)) for block in blocks)
+        self.layers = nn.ModuleList(nn.ModuleList(map(pointwise, block)) for block in blocks)
         """For each stage what the length of its projection is read off and its share of the common
-        entries of s, and at the coarsest stage the other entries."""
-        self.sizes = [[len(part) for part in block] for block in blocks]
+        entries of s, and at the coarsest stage the other entries. A layer each: runtimes take
+        longer to cut one result into parts."""
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         """(B, C_l, H_l, W_l) of three stages to the evidence (B, H_1, W_1)."""
         size = (features[0].shape[-2], features[0].shape[-1])
         parts, others = [], []
-        for layer, sizes, feature in zip(self.layers, self.sizes, features, strict=True):
-            own, *entries = layer(feature).split(sizes, dim=1)
+        for layers, feature in zip(self.layers, features, strict=True):
+            assert isinstance(layers, nn.ModuleList)
+            own, *entries = (layer(feature) for layer in layers)
             own = channel_norm(own)[:, None]
             part, *others = (part / own for part in entries)
             parts.append(upsample(part, size))
@@ -336,9 +339,10 @@ class SurprisalTable(nn.Module):
         z = (fused.flatten() - self.centre).div_(self.scale)
         place = (z / z.abs().add_(1)).sub_(self.first).mul_(self.steps)
         place = place.clamp_(0, len(self.values) - 1)
-        lower = place.int().clamp_(max=len(self.values) - 2)
-        left = self.values.index_select(0, lower)
-        right = self.values.index_select(0, lower + 1)
+        lower = place.floor().clamp_(max=len(self.values) - 2)
+        index = lower.int()
+        left = self.values.index_select(0, index)
+        right = self.values.index_select(0, index + 1)
         return torch.lerp(left, right, place - lower).view(fused.shape)
 
 

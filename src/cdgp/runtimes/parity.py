@@ -46,7 +46,7 @@ class Parity:
 
     @property
     def worst(self) -> float:
-        """The largest difference of U, a(x) and the probability."""
+        """The largest difference of U, the image evidence and the image score."""
         return max(self.fused, self.pooled, self.pred_score)
 
     def record(self) -> dict[str, float]:

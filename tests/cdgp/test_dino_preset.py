@@ -119,6 +119,7 @@ def folder(of: Run) -> Path:
 def test_a_step_of_each_stage_trains_all_but_the_stem(run: Run) -> None:
     """The teacher of the second stage has the weights that the encoder began with."""
     network = run.detector.model.network
+    assert network.encoder is not None
     own = network.teacher.trunk.state_dict()
     moved = {
         ".".join(key.split(".")[: 2 if key.startswith("blocks") else 1])

@@ -80,7 +80,9 @@ def transformers(name: str, gps: DualGP) -> Network:
     )
     projection = TokenProjection(encoder.channels, 64)
     student = ReverseStudent(teacher.channels, (8, 8, 16, 32))
-    return Network(encoder, projection, gps, teacher, student, 8.0, 1e-6, "dominance")
+    return Network(
+        encoder, projection, gps, teacher, student, None, 8.0, 1e-6, "dominance", "dominance"
+    )
 
 
 def network(gps: DualGP, evidence: str = "dominance", floor: float = 1e-6) -> Network:
@@ -143,12 +145,13 @@ def test_evidence_of_a_transformer_is_that_of_the_plain_order(
 ) -> None:
     """Also on grids with odd sides, which the student's bottleneck does not divide."""
     plain = transformers(name, random_pair(0, 0.3, torch.float32))
-    patch = plain.encoder.strides[0]
+    patch = plain.teacher.strides[0]
     size = (patch * cells[0], patch * cells[1])
     images = random_images(2, size)
     graph = EvidenceGraph(plain)
     with torch.inference_mode():
         expected, found = plain(images), graph(images)
+    assert found.dominance is not None and expected.dominance is not None
     assert found.dominance.shape == found.residual.shape == (2, *cells)
     assert expected.dominance.std() > 0.01
     torch.testing.assert_close(found.dominance, expected.dominance, atol=2e-5, rtol=1e-4)
@@ -156,7 +159,7 @@ def test_evidence_of_a_transformer_is_that_of_the_plain_order(
     torch.testing.assert_close(found.pooled, expected.pooled, atol=1e-5, rtol=1e-5)
     calibration = Calibration(
         BranchStatistics(0.0, 1.0), BranchStatistics(0.3, 0.1),
-        fit_tail(heavy_tailed(1000), "counting", 16.0), ImageCalibrator(0.0, 1.0, 1.0, 0.0),
+        fit_tail(heavy_tailed(1000), "counting", 16.0), ImageCalibrator((0.0,), (1.0,), (1.0,), 0.0),
         0.025, 1 / 3,
     )  # fmt: skip
     whole = InferenceGraph(graph, calibration)

@@ -446,6 +446,7 @@ def test_windows_of_a_transformer(
     image = make_surface(size, np.random.default_rng(3))
     whole = torch.from_numpy(image).permute(2, 0, 1)
     evidence = tiles.tiled_evidence(graph.evidence, whole, (70, 70))
+    assert evidence.dominance is not None
     assert evidence.dominance.shape == evidence.residual.shape == (1, *cells)
     found = run.detector.predict(image)
     assert found.surprisal.shape == size and np.isfinite(found.surprisal).all()

@@ -58,7 +58,7 @@ def test_training_is_the_fit_of_all_features_at_once(
     assert result.shape == (7, size[0] // 4, size[1] // 4)
     assert float(plain.min()) > 0
     torch.testing.assert_close(result, plain, rtol=1e-3, atol=1e-3)
-    assert [tuple(stage.mean.shape) for stage in found.stages] == [
+    assert [tuple(stage.state_dict()["mean"].shape) for stage in found.stages] == [
         (size[0] // 8, size[1] // 8, 6), (size[0] // 16, size[1] // 16, 6),
     ]  # fmt: skip
 

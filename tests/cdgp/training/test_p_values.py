@@ -115,7 +115,7 @@ def test_a_bound_on_false_rejects_is_the_rank_of_a_good_image() -> None:
 
 def test_a_p_value_refers_to_no_rate() -> None:
     decision = Decision(0.95, "of the test", None, is_p_value=True)
-    with pytest.raises(SettingsError, match="defect rate of 0.02.*p-value"):
+    with pytest.raises(SettingsError, match=r"defect rate of 0\.02.*p-value"):
         decision.at(0.02)
     assert decision.balanced == 0.95
     assert decision.told(0.96, 0.96) == (0.96, True)

@@ -33,7 +33,7 @@ STACKED_FROM = 1.5
 GAP = 4
 PAPER, INK = (24, 26, 29), (240, 241, 243)
 
-SCORE_NAMES = {"probability": "P(defective)", "p-value": "1 − p"}
+SCORE_NAMES = {"probability": "P(defective)", "p-value": "1 - p"}
 """What a score is called beside its number, by its kind."""
 
 LONGEST_PART = 180

@@ -171,8 +171,8 @@ def threshold_of(
         most, number = float(scores.max()), len(scores)
         if most < 1 - settings.p_value:
             source = (
-                f"odder than all {number} good calibration images, which are too few to tell a "
-                f"p-value below decision.p_value = {settings.p_value:g}"
+                f"odder than all {count(number, 'good calibration image')}: decision.p_value = "
+                f"{settings.p_value:g} would need more of them"
             )
             return Decision(most, source, None, is_p_value=True)
         source = (

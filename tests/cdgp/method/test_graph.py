@@ -159,8 +159,8 @@ def test_evidence_of_a_transformer_is_that_of_the_plain_order(
     torch.testing.assert_close(found.pooled, expected.pooled, atol=1e-5, rtol=1e-5)
     calibration = Calibration(
         BranchStatistics(0.0, 1.0), BranchStatistics(0.3, 0.1),
-        fit_tail(heavy_tailed(1000), "counting", 16.0), ImageCalibrator((0.0,), (1.0,), (1.0,), 0.0),
-        0.025, 1 / 3,
+        fit_tail(heavy_tailed(1000), "counting", 16.0),
+        ImageCalibrator((0.0,), (1.0,), (1.0,), 0.0), 0.025, 1 / 3,
     )  # fmt: skip
     whole = InferenceGraph(graph, calibration)
     with torch.inference_mode():

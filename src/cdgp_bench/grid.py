@@ -107,7 +107,6 @@ NEWER = (
     ("decision", "p_value", 0.05),
     ("dual_gp", "mean_weight", 0.0),
     ("calibration", "image_evidence", "dominance"),
-    ("calibration", "most_fusion_weight", 0.025),
     ("calibration", "dominance_cap", None),
 )
 """Settings that are younger than the first committed rows, with the values that these have."""
@@ -270,6 +269,9 @@ class Run(NamedTuple):
                 del used[section][key]
         if not chosen.distance.weight:  # without the branch its components decide nothing
             used.pop("distance", None)
+        calibration = used.get("calibration", {})
+        if calibration and calibration["most_fusion_weight"] == calibration["fusion_weight"]:
+            del calibration["most_fusion_weight"]  # a fixed weight, as older rows have
         if "calibration" not in used and chosen.calibration.pictures != "seen":
             used["pictures"] = chosen.calibration.pictures
         if chosen.backbone.weights not in ("hub", "bundled", "random"):

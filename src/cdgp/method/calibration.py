@@ -186,7 +186,8 @@ def fit_tail(scores: Tensor, tail: str, floor: float) -> NormalTail:
     if tail == "counting":
         return NormalTail(scores, math.nan, math.nan, math.nan, floor)
     values = scores.double().numpy()
-    start = float(np.quantile(values, PARETO_QUANTILE))
+    # A number of the scores' own precision: rounding must not move it past one of them.
+    start = float(scores.new_tensor(np.quantile(values, PARETO_QUANTILE)))
     excess = values[values > start] - start
     if len(excess) < 10:
         # Too few peaks to fit a shape: an exponential tail, whose scale is the mean excess.

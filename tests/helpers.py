@@ -66,6 +66,11 @@ def tiny_settings(**changes: object) -> Settings:
     return settings("lite", **{**values, **changes})
 
 
+def reference_settings(**changes: object) -> Settings:
+    """The same as the benchmark's grid has it for references, which train on all images."""
+    return tiny_settings(**{"calibration": {"pictures": "seen"}, **changes})
+
+
 def cdgp(*arguments: object) -> Result:
     """Run a command of the command line."""
     return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "100"})

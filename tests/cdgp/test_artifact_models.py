@@ -59,7 +59,7 @@ def test_round_trip(kind: str, tmp_path: Path) -> None:
     )
     first, second = model.calibration, again.calibration
     assert torch.equal(first.tail.scores, second.tail.scores)
-    assert first.tail[4:] == second.tail[4:] and math.isnan(second.tail.shape)
+    assert str(first.tail[1:]) == str(second.tail[1:]), "also where numbers are not given"
     none = first.tail._replace(scores=torch.zeros(1), start=0.0, shape=0.0, scale=1.0)
     assert first._replace(tail=none) == second._replace(tail=none)
     assert isinstance(second.image.slope, tuple) and isinstance(second.image.good_logits, tuple)

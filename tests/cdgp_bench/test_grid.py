@@ -14,8 +14,11 @@ from cdgp_bench.run import plan_runs
 LITE_BEFORE_3 = {
     "dual_gp": {"mil_pooling": "max", "mean_weight": 0.0},
     "distance": {"weight": 0.0},
-    "calibration": {"pictures": "seen", "image_evidence": "dominance"},
-}
+    "calibration": {
+        "pictures": "seen", "image_evidence": "dominance", "most_fusion_weight": 0.025,
+        "dominance_cap": None, "tail": "counting", "image_weight": 1 / 3,
+    },
+}  # fmt: skip
 """What `lite` was until version 3 of CDGP and its controls."""
 
 

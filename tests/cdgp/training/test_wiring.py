@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -346,6 +347,7 @@ def test_evidence_is_collected_in_order(surfaces: Manifest) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.unused = nn.Parameter(torch.zeros(1))
+            self.teacher = SimpleNamespace(strides=(4, 8, 16))
 
         def forward(self, images: Tensor) -> Evidence:
             mean = images.mean((1, 2, 3))

@@ -9,9 +9,16 @@ from tests.tiny_transformers import DINOV2
 
 from cdgp.presets import Settings
 from cdgp.progress import Quiet
-from cdgp_bench.grid import EXPERIMENTS
+from cdgp_bench.grid import EXPERIMENTS, Variant
 from cdgp_bench.methods import cdgp
 from cdgp_bench.protocol import Prepared
+
+
+def with_fixed_weight(variant: Variant) -> Settings:
+    """Settings of a variant whose fusion weight no label raises."""
+    chosen = tiny_variant_settings(variant)
+    fixed = {"most_fusion_weight": chosen.calibration.fusion_weight}
+    return chosen.model_copy(update={"calibration": chosen.calibration.model_copy(update=fixed)})
 
 
 def test_inference_settings_neither_train_nor_run_the_network(
@@ -19,8 +26,7 @@ def test_inference_settings_neither_train_nor_run_the_network(
 ) -> None:
     """A sweep over weights reads the network's evidence from its file."""
     paths = [s.image for s in prepared.manifest.of("test")]
-    fixed = EXPERIMENTS["fusion_weight"][2]  # as lite begins, and no label raises it
-    default = tiny_variant_settings(fixed)
+    default = with_fixed_weight(EXPERIMENTS["fusion_weight"][2])
     base = list(cdgp.fit(prepared.weak, default, tmp_path, Quiet()).score(paths))
     monkeypatch.setattr(cdgp, "train", lambda *a, **k: pytest.fail("trained again"))
     variants = [
@@ -29,12 +35,7 @@ def test_inference_settings_neither_train_nor_run_the_network(
         EXPERIMENTS["components"][0],
     ]
     for variant in variants:
-        chosen = tiny_variant_settings(variant)
-        if "fusion_weight" not in variant.setting:
-            calibration = {"most_fusion_weight": default.calibration.fusion_weight}
-            chosen = chosen.model_copy(
-                update={"calibration": chosen.calibration.model_copy(update=calibration)}
-            )
+        chosen = with_fixed_weight(variant)
         found = list(cdgp.fit(prepared.weak, chosen, tmp_path, Quiet()).score(paths))
         same = chosen.model_dump() == default.model_dump()
         equal = all(np.array_equal(a.anomaly_map, b.anomaly_map)

@@ -196,7 +196,7 @@ def _fold(
     """The groups of one fold of about `fraction` of the samples; none where they are too few."""
     rows = [(g, samples[i].defective) for g, group in enumerate(groups) for i in group.members]
     number = np.array([g for g, _ in rows])
-    label = np.array([defective for _, defective in rows])
+    label = np.array([defective for _, defective in rows], np.bool_)
     largest_class = max(int(label.sum()), int((~label).sum()))
     folds = min(round(1 / fraction), len(groups), largest_class)
     if folds < 2:

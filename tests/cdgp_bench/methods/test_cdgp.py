@@ -45,10 +45,10 @@ def test_inference_settings_neither_train_nor_run_the_network(
             assert [f.image_score for f in found] == [b.image_score for b in base], "w keeps p_A"
 
 
-def test_without_spatial_weight_the_map_is_the_residuals_tail(
+def test_without_spatial_weight_the_map_is_the_tail_of_residual_and_distance(
     prepared: Prepared, tmp_path: Path
 ) -> None:
-    """GP-free: the map ranks as the residual does, and its tail is refitted to the residual."""
+    """GP-free: the map is what good images alone give, and its tail is refitted to that."""
     paths = [s.image for s in prepared.manifest.of("test")]
     free = EXPERIMENTS["components"][0]
     for one in cdgp.fit(prepared.weak, tiny_variant_settings(free), tmp_path, Quiet()).score(

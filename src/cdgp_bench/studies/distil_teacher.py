@@ -7,7 +7,7 @@ the file as ``options.efficientad.teacher``; anomalib loads it as it does its ow
 called again, the command goes on; it keeps its state in ``NAME-checkpoints`` beside the file,
 which may be deleted once the file is there.
 
-As published (Batzner et al., 2024, Algorithm 3), a small patch description network learns the
+As published (Batzner et al., 2024, supplement), a small patch description network learns the
 channel-normalised features of a pretrained network: mean squared error, Adam at 1e-4 with weight
 decay 1e-5, batches of 16 at 256 x 256, one image in ten in grey. Its authors have 60,000 steps on
 ImageNet; two cores have about 80 in a quarter of an hour, which is the default. The features are

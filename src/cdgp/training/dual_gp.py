@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchvision.transforms import v2
 
 from cdgp.data.manifest import WeakSample, WeakSplit
 from cdgp.errors import NoSeparationError
@@ -29,6 +28,7 @@ from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import DualGPSettings, Settings
 from cdgp.training.context import TrainingContext
 from cdgp.training.dataset import WeakDataset, shuffled_stream
+from cdgp.training.jitter import jittered
 from cdgp.training.loop import Stage, cosine, read_checkpoint, run_stage
 
 FILE = "dual_gp.safetensors"
@@ -290,16 +290,6 @@ def batch_indices(dataset: WeakDataset, sampler: str, size: int, step: int, seed
     return shuffled_stream(
         dataset.indices(True), step * defective, defective, seed, "defective"
     ) + shuffled_stream(dataset.indices(False), step * good, good, seed, "good")
-
-
-def jittered(
-    images: Tensor, strengths: tuple[float, float, float, float], seed: int, step: int
-) -> Tensor:
-    """Colour jitter (brightness, contrast, saturation, hue), drawn per image."""
-    jitter = v2.ColorJitter(*strengths)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeded(seed, "jitter", step).initial_seed())
-        return torch.stack([jitter(image) for image in images])
 
 
 @torch.inference_mode()

@@ -27,6 +27,7 @@ from cdgp.method.tokens import TokenProjection
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import DualGPSettings, Settings
 from cdgp.training.context import TrainingContext
+from cdgp.training.convolutions import fast_convolutions
 from cdgp.training.dataset import WeakDataset, shuffled_stream
 from cdgp.training.jitter import jittered
 from cdgp.training.loop import Stage, cosine, read_checkpoint, run_stage
@@ -146,11 +147,12 @@ def train_dual_gp(
     def batch(step: int) -> tuple[Tensor, Tensor]:
         return weak_batch(dataset, settings, step, training if dataset.tile else None)
 
-    seconds = run_stage(
-        Stage("Dual GP", training, new_optimizer(training), s.steps,
-              cosine(s.steps, s.final_learning_rate), batch, cache_key, FILE),
-        context,
-    )  # fmt: skip
+    with fast_convolutions(encoder):
+        seconds = run_stage(
+            Stage("Dual GP", training, new_optimizer(training), s.steps,
+                  cosine(s.steps, s.final_learning_rate), batch, cache_key, FILE),
+            context,
+        )  # fmt: skip
     training.eval()
     separation = separation_of(dataset, training)
     context.log({"stage": "Dual GP", "separation": round(separation, 4)})

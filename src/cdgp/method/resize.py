@@ -22,12 +22,13 @@ def upsample_matmul(maps: Tensor, size: Size) -> Tensor:
     Exported runtimes compute it in a third of the time that their own interpolation takes.
     """
     rows, columns = (
-        _weights(maps.shape[axis], target, maps) for axis, target in zip((1, 2), size, strict=True)
+        linear_weights(maps.shape[axis], target, maps)
+        for axis, target in zip((1, 2), size, strict=True)
     )
     return rows @ maps @ columns.mT
 
 
-def _weights(inputs: int, outputs: int, like: Tensor) -> Tensor:
+def linear_weights(inputs: int, outputs: int, like: Tensor) -> Tensor:
     """(outputs, inputs): the share of each input in each linearly upsampled position."""
     steps = torch.arange(outputs, dtype=like.dtype, device=like.device) + 0.5
     at = (steps * (inputs / outputs) - 0.5).clamp(0, inputs - 1)

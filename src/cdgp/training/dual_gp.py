@@ -12,7 +12,7 @@ from cdgp.errors import NoSeparationError
 from cdgp.files import subsample_evenly
 from cdgp.method.backbone import Encoder
 from cdgp.method.build import new_pair, new_projection, pretrained_encoder, seeded
-from cdgp.method.gp import DualGP
+from cdgp.method.gp import DualGP, Moments, has_linear_forms, linear_moments
 from cdgp.method.inducing import inducing_sets
 from cdgp.method.losses import (
     attraction_loss,
@@ -23,7 +23,7 @@ from cdgp.method.losses import (
     normalised_evidence,
 )
 from cdgp.method.tiles import batches, cut, places, windows
-from cdgp.method.tokens import TokenProjection
+from cdgp.method.tokens import ImplicitTokens, TokenProjection
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import DualGPSettings, Settings
 from cdgp.training.context import TrainingContext
@@ -82,14 +82,13 @@ class DualGPTraining(nn.Module):
         s = self.settings
         self.encoder.train_trunk(s.batch_norm)
         images = images.contiguous(memory_format=torch.channels_last)
-        tokens = self.projection(self.encoder(self.encoder.normalise(images))).flatten(1, 2)
-        B, N, D = tokens.shape
-        flat = tokens.reshape(B * N, D)
-        normal, anomaly = self.gps.normal(flat), self.gps.anomaly(flat)
-        margins = (anomaly.mean - normal.mean).view(B, N)
+        features = self.encoder(self.encoder.normalise(images))
+        normal, anomaly, token_cosine = self.moments(features)
+        B = len(images)
+        margins = (anomaly.mean - normal.mean).view(B, -1)
         bags = bag_margin(margins, s.mil_pooling, self.sharpness)
         evidence_N, evidence_A = (
-            normalised_evidence(m, s.epsilon, s.variance_floor, s.sigma_gradient).view(B, N)
+            normalised_evidence(m, s.epsilon, s.variance_floor, s.sigma_gradient).view(B, -1)
             for m in (normal, anomaly)
         )
         mil = mil_loss(bags, defective, s.margin)
@@ -104,9 +103,18 @@ class DualGPTraining(nn.Module):
                     diagnostics[f"margin_{name}"] = largest[chosen].mean()
             diagnostics["variance_normal"] = normal.variance.mean()
             diagnostics["variance_anomaly"] = anomaly.variance.mean()
-            # Mean cosine over all pairs of tokens: the squared length of the mean token.
-            diagnostics["token_cosine"] = flat.mean(0).square().sum()
+            diagnostics["token_cosine"] = token_cosine
         return a * mil + b * compact + c * attract, {k: v.detach() for k, v in diagnostics.items()}
+
+    def moments(self, features: Sequence[Tensor]) -> tuple[Moments, Moments, Tensor]:
+        """Moments of both functions at all tokens of features, and the tokens' mean cosine."""
+        if has_linear_forms(self.gps) and not self.settings.sigma_gradient:
+            implicit = ImplicitTokens(self.projection, features)
+            normal, anomaly = linear_moments(self.gps, implicit.products, implicit.scale.flatten())
+            return normal, anomaly, implicit.mean_cosine()
+        tokens = self.projection(features).flatten(0, 2)
+        cosine = tokens.detach().mean(0).square().sum()
+        return self.gps.normal(tokens), self.gps.anomaly(tokens), cosine
 
 
 def dual_gp_samples(data: WeakSplit, settings: Settings) -> tuple[WeakSample, ...]:

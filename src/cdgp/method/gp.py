@@ -1,5 +1,6 @@
 """Sparse Gaussian-process moments, the contrastive pair, and posterior dominance (Eq. 3-12)."""
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -88,6 +89,10 @@ class SparseGP(nn.Module):
         """The predictive mean alone, (N,)."""
         return self.kernel(tokens, self.Z) @ (self.Kzz_inv @ self.m)
 
+    def direction(self) -> Tensor:
+        """beta (D,): with the linear kernel the mean is t . beta  (Eq. 11)."""
+        return self.Z.mT @ (self.Kzz_inv @ self.m)
+
 
 class DualGP(nn.Module):
     """The normal and the anomaly evidence function over one token space."""
@@ -135,6 +140,40 @@ def linear_forms(gps: DualGP) -> tuple[Tensor, Tensor]:
         beta_N, C_N = _linear_form(gps.normal)
         beta_A, C_A = _linear_form(gps.anomaly)
     return beta_A - beta_N, C_N + C_A
+
+
+def linear_moments(
+    gps: DualGP, products: Callable[[Tensor], Tensor], scale: Tensor
+) -> tuple[Moments, Moments]:
+    """Moments of the normal and of the anomaly function, without a gradient of the variances.
+
+    For sparse GPs with the linear kernel. The means are those of Eq. 11; the variance is
+    1 + sum_i e_i (t . v_i)^2 with the eigenvalues and eigenvectors of the form in
+    ``linear_forms``. Roots of |e_i| go into the vectors, so that what is left of e_i is its sign.
+
+    Args:
+        gps: see ``has_linear_forms``.
+        products: c . v, (N, M), of vectors (M, D) with vectors c along the N tokens.
+        scale: 1 / |c|, (N,).
+    """
+    functions = [f for f in (gps.normal, gps.anomaly) if isinstance(f, SparseGP)]
+    means = products(torch.stack([f.direction() for f in functions])) * scale[:, None]
+    with torch.no_grad():
+        forms = [_spectrum(f) for f in functions]
+        squares = products(torch.cat([vectors for vectors, _ in forms])).square_()
+        signs = torch.block_diag(*(signs[:, None] for _, signs in forms))
+        variances = 1 + squares @ signs * scale[:, None].square()
+    normal, anomaly = (Moments(means[:, i], variances[:, i]) for i in range(2))
+    return normal, anomaly
+
+
+def _spectrum(gp: SparseGP) -> tuple[Tensor, Tensor]:
+    """sqrt|e_i| v_i (M, D) and the signs of e_i (M,): Z^T (K^-1 S K^-1 - K^-1) Z is their sum."""
+    Kzz_inv = gp.Lz_inv.double().mT @ gp.Lz_inv.double()
+    Kzz_inv_L = Kzz_inv @ gp.L.double().tril()
+    e, V = torch.linalg.eigh(Kzz_inv_L @ Kzz_inv_L.mT - Kzz_inv)
+    vectors = e.abs().sqrt()[:, None] * (V.mT @ gp.Z.double())
+    return vectors.to(gp.Z.dtype), e.sign().to(gp.Z.dtype)
 
 
 def _linear_form(gp: SparseGP) -> tuple[Tensor, Tensor]:

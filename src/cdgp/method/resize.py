@@ -27,13 +27,18 @@ def upsample_matmul(maps: Tensor, size: Size) -> Tensor:
 
     Exported runtimes compute it in a tenth of the time that their own interpolation takes.
     """
-    at, columns = (_places(maps.shape[axis], size[axis - 1], maps) for axis in (1, 2))
-    inputs = torch.arange(maps.shape[2], dtype=maps.dtype, device=maps.device)
-    wide = maps @ (1 - (inputs[:, None] - columns).abs()).clamp_min(0)
+    wide = maps @ linear_weights(maps.shape[2], size[1], maps).mT
+    at = _places(maps.shape[1], size[0], maps)
     lower = at.floor()
     upper = (lower + 1).clamp(max=maps.shape[1] - 1)
     above, below = (wide.index_select(1, row.int()) for row in (lower, upper))
     return above + (below - above) * (at - lower)[:, None]
+
+
+def linear_weights(inputs: int, outputs: int, like: Tensor) -> Tensor:
+    """(outputs, inputs): the share of each input in each linearly upsampled position."""
+    places = torch.arange(inputs, dtype=like.dtype, device=like.device)
+    return (1 - (_places(inputs, outputs, like)[:, None] - places).abs()).clamp_min(0)
 
 
 def _places(inputs: int, outputs: int, like: Tensor) -> Tensor:

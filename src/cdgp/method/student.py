@@ -30,11 +30,10 @@ def corrupt(
     height, width = images.shape[-2:]
     for image, out in zip(images, corrupted, strict=True):
         blur, erase, tall, wide, top, left = torch.rand(6, generator=generator).tolist()
-        image = image + noise * torch.randn(image.shape, generator=generator).to(image.device)
+        drawn = torch.randn(image.shape, generator=generator).to(image.device)
+        torch.add(image, drawn, alpha=noise, out=out)
         if blur < blur_probability:
-            padded = functional.pad(image[None], (1, 1, 1, 1), mode="replicate")
-            image = functional.avg_pool2d(padded, kernel_size=3, stride=1)[0]
-        out.copy_(image)
+            out.copy_(local_mean(out))
         if erase < erase_probability:
             least, largest = erase_sides
             h = max(1, round(height * (least + (largest - least) * tall)))
@@ -42,6 +41,14 @@ def corrupt(
             y, x = int(top * (height - h + 1)), int(left * (width - w + 1))
             out[:, y : y + h, x : x + w] = 0
     return corrupted
+
+
+def local_mean(image: Tensor) -> Tensor:
+    """Means of 3 x 3 pixels of an image (C, H, W), whose edges are repeated."""
+    padded = functional.pad(image[None], (1, 1, 1, 1), mode="replicate")[0]
+    # Sums of shifted copies, since avg_pool2d takes ten times as long on a processor.
+    rows = padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]
+    return (rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]) / 9
 
 
 def _conv(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:

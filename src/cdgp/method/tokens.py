@@ -1,12 +1,18 @@
 """Feature pyramids to dense unit-norm tokens (Eq. 1)."""
 
 from collections.abc import Sequence
+from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from cdgp.method.resize import upsample
+from cdgp.method.resize import Size, linear_weights, upsample
+
+LEAST_SQUARE = 1e-24
+"""Of the length by which a vector is divided, as in ``l2_normalize``."""
 
 
 class L2Normalize(torch.autograd.Function):
@@ -65,3 +71,118 @@ class TokenProjection(nn.Module):
             total = total + upsample(stage, size)
         # The mean's factor of one third vanishes in the norm.
         return l2_normalize(total).permute(0, 2, 3, 1)
+
+
+class SquaredNorm(torch.autograd.Function):
+    """``squared_norm``, with a gradient of one pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        square: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True).square_()
+        return square
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (g,) = gradients
+        (x,) = ctx.saved_tensors
+        gradient: Tensor = x * (2 * g)
+        return gradient
+
+
+class ImplicitTokens:
+    """The tokens of ``TokenProjection`` without their D entries: products with vectors alone.
+
+    A token is t = c / |c| with c = sum_l up(W_l f_l / |W_l f_l|), where W_l projects the features
+    f_l of stage l. The share of a stage in c . v, v^T W_l f_l / |W_l f_l|, is made at the stage's
+    own resolution. Lengths are those of coordinates: with (W_1 W_2 W_3) = Q R, finest stage first,
+    the first C_1 entries of Q^T c have shares of all stages, the next C_2 of the two coarser ones,
+    the last C_3 of the coarsest alone. Convolutional backbones have few channels at the finest
+    resolution, where passes over memory take the time.
+
+    Args:
+        projection: of the three stages.
+        features: (B, C_l, H_l, W_l) of the three stages; H', W' below are those of the first.
+    """
+
+    def __init__(self, projection: TokenProjection, features: Sequence[Tensor]) -> None:
+        self.features = features
+        self.size = (features[0].shape[-2], features[0].shape[-1])
+        self.weights = [weight.flatten(1) for weight in projection.parameters()]
+        self.scales: list[Tensor] = []
+        """1 / |W_l f_l|, (B, 1, H_l, W_l) of each stage."""
+        R = coordinates(self.weights)
+        ends = [0, *torch.tensor([w.shape[1] for w in self.weights]).cumsum(0).tolist()]
+        groups: list[list[Tensor]] = [[] for _ in self.weights]
+        for stage, (feature, (start, end)) in enumerate(zip(features, pairwise(ends), strict=True)):
+            own = matmul(R[:end, start:end], feature)
+            self.scales.append(squared_norm(own).clamp_min(LEAST_SQUARE).rsqrt())
+            parts = (own * self.scales[stage]).tensor_split(ends[1 : stage + 1], dim=1)
+            for group, part in zip(groups, parts, strict=False):
+                group.append(part)
+        # No stage has a share in coordinates beyond D.
+        groups = [group for group in groups if group[0].shape[1]]
+        squares = [squared_norm_upsampled(group, self.size) for group in groups]
+        self.scale = reduce(Tensor.add, squares).clamp_min(LEAST_SQUARE).rsqrt()
+        """1 / |c|, (B, 1, H', W')."""
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """c . v of vectors (M, D), (B H' W', M) in the order of the tokens."""
+        parts = [
+            upsample(matmul(vectors @ weight, feature) * scale, self.size)
+            for weight, feature, scale in zip(self.weights, self.features, self.scales, strict=True)
+        ]
+        return reduce(Tensor.add, parts).permute(0, 2, 3, 1).flatten(0, 2)
+
+    @torch.no_grad()
+    def mean_cosine(self) -> Tensor:
+        """Mean cosine over all pairs of tokens: the squared length of the mean token."""
+        sums = []
+        for weight, feature, scale in zip(self.weights, self.features, self.scales, strict=True):
+            # How much each position of the stage counts in all tokens.
+            rows, columns = (
+                linear_weights(inputs, outputs, scale)
+                for inputs, outputs in zip(feature.shape[-2:], self.size, strict=True)
+            )
+            share = rows.mT @ self.scale @ columns * scale
+            sums.append(weight @ torch.einsum("bchw,bhw->c", feature, share[:, 0]))
+        return (reduce(Tensor.add, sums) / self.scale.numel()).square().sum()
+
+
+def squared_norm_upsampled(parts: Sequence[Tensor], size: Size) -> Tensor:
+    """|sum of up(parts)|^2 along the channels, (B, 1, H, W) of a size, of parts (B, C, h, w).
+
+    A single part is upsampled along its columns alone. In a row of vectors x_i, upsampling makes
+    sum_i a_i x_i, and the square is read off the inner products: sum_ij a_i a_j x_i . x_j.
+    """
+    if len(parts) > 1:
+        return squared_norm(reduce(Tensor.add, (upsample(part, size) for part in parts)))
+    width = parts[0].shape[-1]
+    x = upsample(parts[0], (size[0], width)).permute(0, 2, 3, 1)
+    a = linear_weights(width, size[1], x)
+    pairs = (a[:, :, None] * a[:, None, :]).flatten(1)
+    return ((x @ x.mT).flatten(2) @ pairs.mT)[:, None]
+
+
+def coordinates(weights: Sequence[Tensor]) -> Tensor:
+    """R of (W_1 W_2 W_3) = Q R, weights (D, C_l) each, in their precision.
+
+    Where the first stage alone fills all D dimensions, the weights are coordinates already.
+    """
+    together = torch.cat(list(weights), dim=1)
+    if weights[0].shape[1] >= len(together):
+        return together
+    # In float64: the gradient of R divides by its smallest diagonal entry.
+    R: Tensor = torch.linalg.qr(together.double()).R
+    return R.to(together.dtype)
+
+
+def squared_norm(x: Tensor) -> Tensor:
+    """Squared norms (B, 1, H, W) along the channels of (B, C, H, W)."""
+    y: Tensor = SquaredNorm.apply(x)
+    return y
+
+
+def matmul(matrix: Tensor, maps: Tensor) -> Tensor:
+    """A matrix (M, C) times every vector along the channels of (B, C, H, W), (B, M, H, W)."""
+    return functional.conv2d(maps, matrix[:, :, None, None])

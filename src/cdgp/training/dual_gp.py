@@ -6,14 +6,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchvision.transforms import v2
 
 from cdgp.data.manifest import WeakSample, WeakSplit
 from cdgp.errors import NoSeparationError
 from cdgp.files import subsample_evenly
 from cdgp.method.backbone import Encoder
 from cdgp.method.build import new_pair, new_projection, pretrained_encoder, seeded
-from cdgp.method.gp import DualGP
+from cdgp.method.gp import DualGP, Moments, has_linear_forms, linear_moments
 from cdgp.method.inducing import inducing_sets
 from cdgp.method.losses import (
     attraction_loss,
@@ -25,11 +24,13 @@ from cdgp.method.losses import (
     normalised_evidence,
 )
 from cdgp.method.tiles import batches, cut, places, windows
-from cdgp.method.tokens import TokenProjection
+from cdgp.method.tokens import ImplicitTokens, TokenProjection
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import DualGPSettings, Settings
 from cdgp.training.context import TrainingContext
+from cdgp.training.convolutions import fast_convolutions
 from cdgp.training.dataset import WeakDataset, shuffled_stream
+from cdgp.training.jitter import jittered
 from cdgp.training.loop import Stage, cosine, read_checkpoint, run_stage
 
 FILE = "dual_gp.safetensors"
@@ -93,14 +94,13 @@ class DualGPTraining(nn.Module):
         s = self.settings
         self.encoder.train_trunk(s.batch_norm)
         images = images.contiguous(memory_format=torch.channels_last)
-        tokens = self.projection(self.encoder(self.encoder.normalise(images))).flatten(1, 2)
-        B, N, D = tokens.shape
-        flat = tokens.reshape(B * N, D)
-        normal, anomaly = self.gps.normal(flat), self.gps.anomaly(flat)
-        margins = (anomaly.mean - normal.mean).view(B, N)
+        features = self.encoder(self.encoder.normalise(images))
+        normal, anomaly, token_cosine = self.moments(features)
+        B = len(images)
+        margins = (anomaly.mean - normal.mean).view(B, -1)
         bags = bag_margin(margins, s.mil_pooling, self.sharpness)
         evidence_N, evidence_A = (
-            normalised_evidence(m, s.epsilon, s.variance_floor, s.sigma_gradient).view(B, N)
+            normalised_evidence(m, s.epsilon, s.variance_floor, s.sigma_gradient).view(B, -1)
             for m in (normal, anomaly)
         )
         mil = mil_loss(bags, defective, s.margin)
@@ -116,10 +116,19 @@ class DualGPTraining(nn.Module):
                     diagnostics[f"margin_{name}"] = largest[chosen].mean()
             diagnostics["variance_normal"] = normal.variance.mean()
             diagnostics["variance_anomaly"] = anomaly.variance.mean()
-            # Mean cosine over all pairs of tokens: the squared length of the mean token.
-            diagnostics["token_cosine"] = flat.mean(0).square().sum()
+            diagnostics["token_cosine"] = token_cosine
         loss = a * mil + b * compact + c * attract + s.mean_weight * mean
         return loss, {k: v.detach() for k, v in diagnostics.items()}
+
+    def moments(self, features: Sequence[Tensor]) -> tuple[Moments, Moments, Tensor]:
+        """Moments of both functions at all tokens of features, and the tokens' mean cosine."""
+        if has_linear_forms(self.gps) and not self.settings.sigma_gradient:
+            implicit = ImplicitTokens(self.projection, features)
+            normal, anomaly = linear_moments(self.gps, implicit.products, implicit.scale.flatten())
+            return normal, anomaly, implicit.mean_cosine()
+        tokens = self.projection(features).flatten(0, 2)
+        cosine = tokens.detach().mean(0).square().sum()
+        return self.gps.normal(tokens), self.gps.anomaly(tokens), cosine
 
 
 def dual_gp_samples(data: WeakSplit, settings: Settings) -> tuple[WeakSample, ...]:
@@ -160,11 +169,12 @@ def train_dual_gp(
     def batch(step: int) -> tuple[Tensor, Tensor]:
         return weak_batch(dataset, settings, step, training if dataset.tile else None)
 
-    seconds = run_stage(
-        Stage("Dual GP", training, new_optimizer(training), s.steps,
-              cosine(s.steps, s.final_learning_rate), batch, cache_key, FILE),
-        context,
-    )  # fmt: skip
+    with fast_convolutions(encoder):
+        seconds = run_stage(
+            Stage("Dual GP", training, new_optimizer(training), s.steps,
+                  cosine(s.steps, s.final_learning_rate), batch, cache_key, FILE),
+            context,
+        )  # fmt: skip
     training.eval()
     separation = separation_of(dataset, training)
     context.log({"stage": "Dual GP", "separation": round(separation, 4)})
@@ -304,16 +314,6 @@ def batch_indices(dataset: WeakDataset, sampler: str, size: int, step: int, seed
     return shuffled_stream(
         dataset.indices(True), step * defective, defective, seed, "defective"
     ) + shuffled_stream(dataset.indices(False), step * good, good, seed, "good")
-
-
-def jittered(
-    images: Tensor, strengths: tuple[float, float, float, float], seed: int, step: int
-) -> Tensor:
-    """Colour jitter (brightness, contrast, saturation, hue), drawn per image."""
-    jitter = v2.ColorJitter(*strengths)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeded(seed, "jitter", step).initial_seed())
-        return torch.stack([jitter(image) for image in images])
 
 
 @torch.inference_mode()

@@ -1,5 +1,6 @@
 """Second stage: the reverse student on normal fit images (Section 3.5)."""
 
+import copy
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -8,10 +9,12 @@ from torch import Tensor, nn
 
 from cdgp.method.backbone import Encoder
 from cdgp.method.build import new_student, pretrained_encoder, seeded
+from cdgp.method.fold import fold_batch_norms
 from cdgp.method.student import ReverseStudent, corrupt, reconstruction_loss, residuals
 from cdgp.method.tiles import Place, Strides, cut, places
 from cdgp.presets import Settings, StudentSettings
 from cdgp.training.context import TrainingContext
+from cdgp.training.convolutions import fast_convolutions
 from cdgp.training.dataset import WeakDataset, shuffled_stream
 from cdgp.training.loop import Stage, cosine, run_stage
 
@@ -113,7 +116,8 @@ def train_student(
     student = new_student(teacher, settings)
     for part in (teacher, student):
         part.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    training = StudentTraining(teacher, student, s)
+    frozen = folded(teacher)
+    training = StudentTraining(frozen, student, s)
     optimizer = torch.optim.AdamW(
         student.parameters(), lr=s.learning_rate, weight_decay=s.weight_decay
     )
@@ -135,8 +139,16 @@ def train_student(
     stage = Stage(
         "Reverse student", training, optimizer, s.steps, lr_lambda, batch, cache_key, FILE
     )
-    seconds = run_stage(stage, context)
+    with fast_convolutions(frozen):
+        seconds = run_stage(stage, context)
     return TrainedStudent(teacher, student.eval(), seconds)
+
+
+def folded(teacher: Encoder) -> Encoder:
+    """A copy of the frozen teacher with its batch norms in the convolutions, as in ``graph``."""
+    found = copy.deepcopy(teacher)
+    fold_batch_norms(found.trunk)
+    return found.requires_grad_(False).to(memory_format=torch.channels_last)
 
 
 def drawn_windows(

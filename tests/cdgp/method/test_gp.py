@@ -10,7 +10,14 @@ from tests.helpers import form_dominance, random_gp, random_pair, sparse_gps, un
 from torch import Tensor
 
 from cdgp.errors import TrainingError
-from cdgp.method.gp import DualGP, SparseGP, has_linear_forms, linear_forms, standardised
+from cdgp.method.gp import (
+    DualGP,
+    SparseGP,
+    has_linear_forms,
+    linear_forms,
+    linear_moments,
+    standardised,
+)
 from cdgp.method.kernels import kernel_named, linear, spherical_rbf
 
 SIGMA = 0.5
@@ -83,6 +90,35 @@ def test_linear_moments_are_the_printed_equations(shape: tuple[int, int]) -> Non
     found = gp(tokens)
     np.testing.assert_allclose(found.mean.numpy(), mean, rtol=0, atol=1e-10)
     np.testing.assert_allclose(found.variance.numpy(), variance, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_moments_from_products_are_the_printed_equations(shape: tuple[int, int]) -> None:
+    """Also after training, where the variance exceeds the prior's and eigenvalues change sign."""
+    M, D = shape
+    pair = DualGP(
+        random_gp(unit_tokens(M, D, 1), linear, 2), random_gp(unit_tokens(5, D, 3), linear, 4, 0.1)
+    )
+    tokens = unit_tokens(60, D, 5)
+    lengths = torch.linspace(0.5, 3, 60, dtype=torch.float64)
+    c = lengths[:, None] * tokens
+    found = linear_moments(pair, lambda vectors: c @ vectors.mT, 1 / lengths)
+    for gp, moments in zip(sparse_gps(pair), found, strict=True):
+        mean, variance = closed_form(gp, tokens)
+        np.testing.assert_allclose(moments.mean.numpy(), mean, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(moments.variance.numpy(), variance, rtol=1e-9, atol=1e-9)
+
+
+def test_moments_from_products_have_the_gradient_of_the_means_alone() -> None:
+    pair = random_pair(0, 1.0, torch.float64).requires_grad_()
+    tokens = unit_tokens(30, 64, 9)
+    weight = torch.linspace(-1, 2, 30, dtype=torch.float64)
+    found = linear_moments(pair, lambda vectors: tokens @ vectors.mT, torch.ones_like(weight))
+    for gp, moments in zip(sparse_gps(pair), found, strict=True):
+        (mine,) = torch.autograd.grad(moments.mean @ weight, gp.m, retain_graph=True)
+        (plain,) = torch.autograd.grad(gp(tokens).mean @ weight, gp.m)
+        assert (mine - plain).abs().max() <= 1e-10 * plain.abs().max()
+        assert not moments.variance.requires_grad
 
 
 def test_kernels_are_one_at_equal_tokens_and_gpytorch_elsewhere() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cdgp.method.tokens import TokenProjection
+from cdgp.method.tokens import ImplicitTokens, TokenProjection, squared_norm
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -111,3 +111,64 @@ def test_projections_are_trained() -> None:
     for weight in projection.parameters():
         assert weight.grad is not None and bool(weight.grad.any())
     assert sum(p.numel() for p in projection.parameters()) == 4 * (3 + 5 + 6)
+
+
+@pytest.mark.parametrize("sizes", [[(8, 12), (4, 6), (2, 3)], [(11, 5), (6, 3), (3, 2)]])
+@pytest.mark.parametrize("dim", [20, 11, 7, 3])
+def test_implicit_tokens_give_the_products_of_tokens(
+    dim: int, sizes: list[tuple[int, int]]
+) -> None:
+    """Values and gradients; more dimensions than channels, as many as those of two stages and a
+    few more, less than those of two stages, and no more than the first stage has channels."""
+    torch.manual_seed(0)
+    channels = (3, 5, 6)
+    projection = TokenProjection(channels, dim).double()
+    for weight in projection.parameters():  # away from orthogonal ones
+        weight.data += 0.3 * random(*weight.shape, seed=dim)
+    features = [
+        random(2, c, *size, seed=c).requires_grad_()
+        for c, size in zip(channels, sizes, strict=True)
+    ]
+    vectors = random(4, dim, seed=9).requires_grad_()
+    tokens = projection(features).flatten(0, 2)
+    implicit = ImplicitTokens(projection, features)
+    found = implicit.products(vectors) * implicit.scale.flatten()[:, None]
+    expected = tokens @ vectors.mT
+    assert (found - expected).abs().max() <= 1e-12
+    g = random(*expected.shape, seed=5)
+    inputs = [*features, *projection.parameters(), vectors]
+    gradients = [torch.autograd.grad((p * g).sum(), inputs) for p in (found, expected)]
+    for mine, plain in zip(*gradients, strict=True):
+        assert (mine - plain).abs().max() <= 1e-9 * (1 + plain.abs().max())
+    pairs = (tokens @ tokens.mT).detach().mean()
+    assert float(implicit.mean_cosine()) == pytest.approx(float(pairs), abs=1e-12)
+
+
+def test_implicit_tokens_in_float32_are_the_tokens_of_the_lite_backbone() -> None:
+    """1e-5: products of unit vectors of 256 entries, with lengths from 176 of them."""
+    channels = (24, 40, 112)
+    torch.manual_seed(0)
+    projection = TokenProjection(channels, 256)
+    features = [
+        random(2, c, s, s, seed=c).float() for c, s in zip(channels, (32, 16, 8), strict=True)
+    ]
+    vectors = torch.nn.functional.normalize(random(48, 256).float(), dim=1)
+    implicit = ImplicitTokens(projection, features)
+    found = implicit.products(vectors) * implicit.scale.flatten()[:, None]
+    expected = projection.double()([f.double() for f in features]).flatten(0, 2)
+    assert (found - expected @ vectors.double().mT).abs().max() <= 1e-5
+
+
+def test_implicit_tokens_of_a_zero_feature_are_finite() -> None:
+    features = [torch.zeros(1, 2, 4, 4, requires_grad=True) for _ in range(3)]
+    implicit = ImplicitTokens(TokenProjection((2, 2, 2), 8), features)
+    products = implicit.products(torch.ones(3, 8)) * implicit.scale.flatten()[:, None]
+    products.sum().backward()
+    assert not products.any()
+    assert all(bool(f.grad.isfinite().all()) for f in features if f.grad is not None)
+
+
+def test_squared_norm_has_the_gradient_that_differences_show() -> None:
+    x = random(2, 3, 2, 2).requires_grad_()
+    assert (squared_norm(x) - x.square().sum(1, keepdim=True)).abs().max() <= 1e-14
+    assert torch.autograd.gradcheck(squared_norm, x)

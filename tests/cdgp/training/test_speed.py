@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.helpers import tiny_settings
-from torch import Tensor
+from tests.helpers import random_gp, sparse_gps, tiny_settings, unit_tokens
+from torch import Tensor, nn
 from torch.nn import functional
 
 from cdgp.data.manifest import Manifest
 from cdgp.method.backbone import Encoder
 from cdgp.method.build import pretrained_encoder
+from cdgp.method.gp import DualGP
+from cdgp.method.kernels import linear
 from cdgp.method.student import ReverseStudent, reconstruction_loss
 from cdgp.method.tokens import TokenProjection, l2_normalize
 from cdgp.presets import settings
@@ -20,6 +22,7 @@ from cdgp.progress import Advance, Quiet
 from cdgp.training import loop, student
 from cdgp.training.context import new_context
 from cdgp.training.dataset import WeakDataset, new_inputs
+from cdgp.training.dual_gp import DualGPTraining
 from cdgp.training.student import StudentTraining, TeacherFeatureCache, train_student
 
 
@@ -119,6 +122,51 @@ def test_student_resumed_among_kept_images_is_the_same(
     resumed = trained(tmp_path, Quiet())
     for key, value in unbroken.items():
         torch.testing.assert_close(value, resumed[key], atol=1e-6, rtol=0, msg=key)
+
+
+class Features(nn.Module):
+    """Stands in for the encoder: gives the same features, whatever the images."""
+
+    def __init__(self, features: list[Tensor]) -> None:
+        super().__init__()
+        self.features = features
+
+    def normalise(self, images: Tensor) -> Tensor:
+        return images
+
+    def train_trunk(self, batch_norm: str) -> None:
+        pass
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        return self.features
+
+
+@pytest.mark.parametrize("pooling", ["max", "logsumexp", "top"])
+def test_dual_gp_without_tokens_is_the_one_with_tokens(pooling: str) -> None:
+    """Loss, diagnostics and gradients in float64; a kernel by another name needs the tokens."""
+    generator = torch.Generator().manual_seed(0)
+    features = [
+        torch.randn(4, c, s, s, dtype=torch.float64, generator=generator).requires_grad_()
+        for c, s in ((3, 8), (4, 4), (5, 2))
+    ]
+    torch.manual_seed(0)
+    projection = TokenProjection((3, 4, 5), 16).double()
+    chosen = settings("lite", dual_gp={"mil_pooling": pooling}).dual_gp
+    defective = torch.tensor([True, False, True, False])
+    results = []
+    for kernel in (linear, lambda x, z: x @ z.mT):
+        pair = DualGP(
+            random_gp(unit_tokens(6, 16, 1), kernel, 2), random_gp(unit_tokens(4, 16, 3), kernel, 4)
+        ).requires_grad_()
+        training = DualGPTraining(
+            Features(features), projection, pair, chosen, 8.0,  # type: ignore[arg-type]
+        )  # fmt: skip
+        loss, diagnostics = training(torch.zeros(4, 3, 1, 1), defective)
+        m = [gp.m for gp in sparse_gps(pair)]
+        gradients = torch.autograd.grad(loss, [*features, *projection.parameters(), *m])
+        results.append([loss, *gradients, *(diagnostics[key] for key in sorted(diagnostics))])
+    for fast, plain in zip(*results, strict=True):
+        assert (fast - plain).abs().max() <= 1e-9 * (1 + plain.abs().max())
 
 
 def test_l2_normalize_has_the_gradient_that_differences_show() -> None:

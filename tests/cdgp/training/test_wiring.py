@@ -24,7 +24,8 @@ from cdgp.training import calibrate, dual_gp, student
 from cdgp.training.calibrate import CalibrationEvidence, fit_calibration
 from cdgp.training.context import new_context, stage_key
 from cdgp.training.dataset import WeakDataset, new_inputs
-from cdgp.training.dual_gp import DualGPTraining, dual_gp_samples, jittered
+from cdgp.training.dual_gp import DualGPTraining, dual_gp_samples
+from cdgp.training.jitter import jittered
 from cdgp.training.loop import Stage, cosine, run_stage
 
 JITTER = 1e-3

@@ -384,7 +384,8 @@ def test_a_detector_of_a_file_is_loaded_again_elsewhere(
     assert isinstance(again, Detector)
     assert again.predict(PIXELS).pred_score == tiny_run.detector.predict(PIXELS).pred_score
     other = tiny_run.detector.model
-    image = other.calibration.image._replace(centre=other.calibration.image.centre + 1)
+    image = other.calibration.image
+    image = image._replace(centre=tuple(centre + 1 for centre in image.centre))
     changed = other._replace(calibration=other.calibration._replace(image=image))
     artifact.save(tmp_path / "m.safetensors", changed)
     with pytest.raises(ModelFileError, match="holds another model"):

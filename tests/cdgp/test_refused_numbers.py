@@ -194,7 +194,9 @@ MAKERS: dict[str, Maker] = {
     "bound-copies": bound_copies,
     "bound-of-zero": train_option("--max-false-rejects", 0),
     "bound-in-percent": train_option("--max-false-rejects", 2),
-    "bound-seen-images": train_option("--set", "decision.max_false_rejects=0.2"),
+    "bound-seen-images": train_option(
+        "--set", "decision.max_false_rejects=0.2", "--set", "calibration.pictures=seen"
+    ),
     "bound-without-ranking": bound_without_ranking,
     "rate-of-zero": train_option("--defect-rate", 0),
     "rate-of-one": rate_of_one,

@@ -146,7 +146,9 @@ def prepare_manifest(
     """Read, digest, audit and split the images: what training starts from.
 
     Where the calibration images are held out of training, every label that is needed must be among
-    them. Otherwise a label of a single group leaves only the training images to calibrate on.
+    them. Otherwise a label of a single group leaves only the training images to calibrate on; so
+    does a single good group in `lite`, unless there is no defective image: a p-value of training
+    images would mean nothing.
     """
     chosen, notices = settings.data, list[Notice]()
     if isinstance(data, Manifest):
@@ -156,10 +158,15 @@ def prepare_manifest(
     with progress.phase("Reading images", len(manifest.samples)) as advance:
         scanned = scan(manifest, chosen.white_level, advance, chosen.first_page)
     check_readable(scanned)
-    held_out = settings.calibration.pictures == "held_out"
+    labels = needed_labels(settings)
+    own = settings.calibration.pictures == "held_out" and (
+        len(labels) == 2
+        or settings.decision.max_false_rejects is not None
+        or not any(s.defective for s in manifest.samples)
+    )
     divided = split(
         scanned.manifest, settings.seed, chosen.test_fraction, chosen.calibration_fraction,
-        ("fit", "calibration") if held_out else ("fit",), needed_labels(settings),
+        ("fit", "calibration") if own else ("fit",), labels,
     )  # fmt: skip
     return divided, audit(scanned, chosen.white_level, notices)
 

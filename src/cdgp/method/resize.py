@@ -10,15 +10,24 @@ Size = tuple[int, int]
 
 def upsample(maps: Tensor, size: Size) -> Tensor:
     """Maps (n, h, w) or features (n, C, h, w) at another size; unchanged where they have it."""
-    # A graph of free size is made for all sizes: it must not ask whether this one is the same.
-    pairs = zip(maps.shape[-2:], size, strict=True)
-    if all(statically_known_true(side == wanted) for side, wanted in pairs):
+    if all(_same(side, wanted) for side, wanted in zip(maps.shape[-2:], size, strict=True)):
         return maps
     if maps.ndim == 3 and torch.compiler.is_exporting():
         return upsample_matmul(maps, size)
     stacked = maps if maps.ndim == 4 else maps[:, None]
     resized = functional.interpolate(stacked, size=size, mode="bilinear", align_corners=False)
     return resized if maps.ndim == 4 else resized[:, 0]
+
+
+def _same(side: int, wanted: int) -> bool:
+    """Whether two lengths are equal in every run of a graph.
+
+    A graph of free size is made for all sizes, so a free length is no fixed one, whatever it is in
+    the example that the graph is made with.
+    """
+    if isinstance(side, torch.SymInt) != isinstance(wanted, torch.SymInt):
+        return False
+    return statically_known_true(side == wanted)
 
 
 def upsample_matmul(maps: Tensor, size: Size) -> Tensor:

@@ -165,6 +165,12 @@ def threshold_of(
     which only the training can show. Errors as `decide`.
     """
     rate, is_p_value = settings.max_false_rejects, calibration.image.is_p_value
+    if rate is not None and not any(calibration.image.slope):
+        raise SettingsError(
+            "decision.max_false_rejects: the image probability does not rise with the evidence, so "
+            "no threshold can bound the false rejects; see the calibration notes in log.jsonl. "
+            + WITHOUT_BOUND
+        )
     # On the path of prediction, so that an image equal to the threshold's stays on its good side.
     scores = image_score(collected.pooled, calibration.image)
     if rate is None and is_p_value:
@@ -183,12 +189,6 @@ def threshold_of(
     if rate is None:
         source = f"decision.threshold = {settings.threshold:g} at equal numbers of good and "
         return Decision(settings.threshold, f"{source}defective parts", None)
-    if not any(calibration.image.slope):
-        raise SettingsError(
-            "decision.max_false_rejects: the image probability does not rise with the evidence, so "
-            "no threshold can bound the false rejects; see the calibration notes in log.jsonl. "
-            + WITHOUT_BOUND
-        )
     good = held_out_groups(data)
     found = false_reject_threshold(
         [float(scores[place]) for place, _ in good], rate, [group for _, group in good]

@@ -387,6 +387,6 @@ def p_value(logit: Tensor, table: ConformalTable) -> Tensor:
 
 def final_map(P: Tensor, logit: Tensor, image_weight: float) -> Tensor:
     """S = P + lambda_I log p_A, of (n, H, W) and (n,)  (Eq. 29)."""
-    # Not functional.logsigmoid: exported, it is the log of a sigmoid, which onnxruntime ends at -18.
+    # Not functional.logsigmoid: exported, it is the log of a sigmoid, in onnxruntime 0 below -18.
     log_p = logit.clamp_max(0) - torch.log1p(torch.exp(-logit.abs()))
     return P + image_weight * log_p[:, None, None]

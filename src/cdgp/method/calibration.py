@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from scipy import optimize, stats
 from scipy.special import expit
 from torch import Tensor
-from torch.nn import functional
 
 from cdgp.errors import TrainingError
 
@@ -435,4 +434,6 @@ def p_value(logit: Tensor, table: ConformalTable) -> Tensor:
 
 def final_map(P: Tensor, logit: Tensor, image_weight: float) -> Tensor:
     """S = P + lambda_I log p_A, of (n, H, W) and (n,)  (Eq. 29)."""
-    return P + image_weight * functional.logsigmoid(logit)[:, None, None]
+    # Not functional.logsigmoid: exported, it is the log of a sigmoid, in onnxruntime 0 below -18.
+    log_p = logit.clamp_max(0) - torch.log1p(torch.exp(-logit.abs()))
+    return P + image_weight * log_p[:, None, None]

@@ -1,13 +1,14 @@
 """Tail, fusion and image probability against counts, NumPy and scikit-learn; degenerate inputs."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from scipy import optimize, special
-from torch import Tensor
+from torch import Tensor, nn
 
 from cdgp.errors import TrainingError
 from cdgp.method.calibration import (
@@ -388,6 +389,24 @@ def test_final_map_is_equation_29_and_keeps_the_order_within_an_image() -> None:
         np.testing.assert_allclose(found[n].numpy(), expected, rtol=0, atol=1e-12)
         assert (np.argsort(found[n].numpy().ravel()) == np.argsort(P[n].ravel())).all()
     assert torch.equal(final_map(torch.from_numpy(P), torch.from_numpy(logit), 0), torch.tensor(P))
+
+
+def test_final_map_of_an_exported_graph_stays_finite(tmp_path: Path) -> None:
+    """onnxruntime's own sigmoid is 0 where a good image is very good, and its log not finite."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+
+    class Final(nn.Module):
+        def forward(self, P: Tensor, logit: Tensor) -> Tensor:
+            return final_map(P, logit, 1.0)
+
+    logit = torch.tensor([-1000.0, -90.0, -25.0, -18.0, -1.0, 0.0, 3.0, 25.0, 1000.0])
+    inputs = (torch.zeros(9, 1, 1), logit)
+    torch.onnx.export(Final().eval(), inputs, tmp_path / "a.onnx", dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(tmp_path / "a.onnx")
+    names = [one.name for one in session.get_inputs()]
+    (found,) = session.run(None, {n: x.numpy() for n, x in zip(names, inputs, strict=True)})
+    expected = -np.logaddexp(0, -logit.double().numpy())
+    np.testing.assert_allclose(found[:, 0, 0], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("logit", [-1000.0, 1000.0])

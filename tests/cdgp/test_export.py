@@ -115,7 +115,9 @@ def test_models_with_other_branches(
     for batch in (1, 4):
         outputs = detector.runtime.run(torch.stack(inputs[:batch]))
         assert outputs.pooled.shape == (batch, entries)
-        scores = image_score(outputs.pooled, model.calibration.image).float()
+        scores = image_score(
+            outputs.pooled, model.calibration.image, model.decision.defect_rate
+        ).float()
         torch.testing.assert_close(outputs.pred_score, scores, atol=1e-5, rtol=0)
     assert detector.card.image == model.calibration.image
     assert detector.card.export["score"] == {

@@ -3,9 +3,7 @@
     cdgp export runs/parts --to onnx --out parts.onnx
     python examples/onnx_numpy.py parts.onnx image.npy     # (H, W, 3) sRGB, uint8
 
-The file holds the size of its input, the calibration, the threshold, and a digest of all its
-bytes; the resize is here. From bytes, onnxruntime reads no other file. Image files are refused:
-colour profiles, orientation and depth are what cdgp itself reads.
+From bytes, onnxruntime reads no other file. Colour profiles and orientation are cdgp's to read.
 """
 
 import hashlib
@@ -25,10 +23,8 @@ if not sys.argv[2].endswith(".npy"):
 
 def weights(inputs: int, outputs: int) -> np.ndarray:
     """(outputs, inputs): bilinear with antialiasing, a triangle as wide as an output pixel."""
-    scale = inputs / outputs
-    centres = (np.arange(outputs)[:, None] + 0.5) * scale
-    distance = np.abs(np.arange(inputs) + 0.5 - centres) / max(scale, 1)
-    triangle = np.maximum(0, 1 - distance)
+    distance = np.arange(inputs) + 0.5 - (np.arange(outputs)[:, None] + 0.5) * inputs / outputs
+    triangle = np.maximum(0, 1 - np.abs(distance) / max(inputs / outputs, 1))
     return (triangle / triangle.sum(1, keepdims=True)).astype(np.float32)
 
 
@@ -39,20 +35,24 @@ head, seal, tail = content.rpartition(about.get("sha256", "none").encode())
 if hashlib.sha256(head + b"0" * 64 + tail).hexdigest().encode() != seal:
     sys.exit(f"{sys.argv[1]}: has changed since cdgp exported it, or is no such file; export again")
 height, width = json.loads(about["settings"])["input_size"]
-decision, fitted = json.loads(about["decision"]), json.loads(about["image"])
+decision, fit = json.loads(about["decision"]), json.loads(about["image"])
 threshold = decision.get("balanced_threshold") or decision["threshold"]
 image = np.load(sys.argv[2])
 if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
     sys.exit(f"{sys.argv[2]}: {image.dtype} {image.shape}; (height, width, 3) of uint8 is expected")
-image = image.astype(np.float32) / 255
-if image.std((0, 1)).max() < 0.01:
+if image.std((0, 1)).max() < 2.55:
     sys.exit(f"{sys.argv[2]}: holds nothing to see, so that it cannot be called good")
 rows, columns = weights(image.shape[0], height), weights(image.shape[1], width)
-image = np.einsum("hy,yxc,wx->chw", rows, image, columns, optimize=True)[None]
+image = np.einsum("hy,yxc,wx->chw", rows, image / np.float32(255), columns, optimize=True)[None]
 score, pooled, anomaly_map = session.run(["pred_score", "pooled", "anomaly_map"], {"images": image})
 # Decided as at equal numbers of good and defective parts; pred_score refers to the defect rate.
-log_odds = fitted["slope"] * (pooled[0] - fitted["centre"]) / fitted["scale"] + fitted["intercept"]
-defective = np.float32(1 / (1 + np.exp(-np.float64(log_odds)))) > np.float32(threshold)
+log_odds = fit["intercept"] + np.divide(fit["slope"], fit["scale"]) @ (pooled[0] - fit["centre"])
+decisive = 1 / (1 + np.exp(-log_odds))
+u, n = np.unique(fit["good_logits"], return_counts=True)
+if len(u):  # no defective calibration image: one minus a p-value, in place of a probability
+    beyond = np.exp(-max(log_odds - u[-1], 0) / max(u[-1] - u[0], 1e-6))
+    decisive = (n.sum() - beyond * np.interp(log_odds, u, n[::-1].cumsum()[::-1])) / (n.sum() + 1)
+defective = np.float32(decisive) > np.float32(threshold)
 y, x = np.unravel_index(anomaly_map[0].argmax(), anomaly_map[0].shape)
 if not (np.isfinite(score).all() and np.isfinite(anomaly_map).all()):
     sys.exit(f"{sys.argv[2]}: the model gives no finite number for it")

@@ -16,15 +16,25 @@ from scipy import ndimage
 from torch import Tensor
 from typer.testing import CliRunner, Result
 
+from cdgp.artifact import Decision, Model
 from cdgp.audit.findings import Audit, audit
 from cdgp.cli.main import app
 from cdgp.data import layouts, scan, splits
 from cdgp.data.manifest import Manifest
 from cdgp.errors import CdgpError, DataError
+from cdgp.method.build import (
+    assemble,
+    new_pair,
+    new_projection,
+    new_student,
+    pretrained_encoder,
+)
+from cdgp.method.distance import fit_distance
 from cdgp.method.gp import DualGP, SparseGP, linear_forms
 from cdgp.method.kernels import Kernel, linear
 from cdgp.presets import DataSettings, Settings, settings
 from cdgp.progress import Advance, Quiet
+from cdgp.training.calibrate import CalibrationEvidence, fit_calibration
 from cdgp_bench.synthetic import make_surface
 
 if TYPE_CHECKING:
@@ -54,6 +64,11 @@ def tiny_settings(**changes: object) -> Settings:
         "inducing": {"normal": 8, "anomaly": 4},
     }
     return settings("lite", **{**values, **changes})
+
+
+def reference_settings(**changes: object) -> Settings:
+    """The same as the benchmark's grid has it for references, which train on all images."""
+    return tiny_settings(**{"calibration": {"pictures": "seen"}, **changes})
 
 
 def cdgp(*arguments: object) -> Result:
@@ -134,6 +149,53 @@ def sparse_gps(pair: DualGP) -> tuple[SparseGP, SparseGP]:
     assert isinstance(pair.normal, SparseGP)
     assert isinstance(pair.anomaly, SparseGP)
     return pair.normal, pair.anomaly
+
+
+KINDS = ("all", "no calibrating defect", "good alone", "no distance", "paper")
+"""Of models, see ``random_model``."""
+
+
+def random_model(kind: str) -> Model:
+    """A model that nothing has trained, calibrated on generated images of 64 x 64.
+
+    ``all`` has every branch; of ``no calibrating defect`` and ``good alone`` the score is a
+    p-value, and the latter has no Dual GP; ``paper`` has the paper's evidence alone.
+    """
+    changes: dict[str, Any] = {"input_size": (64, 64), "dual_gp": {"initial_scale": 0.3}}
+    if kind in ("no distance", "paper"):
+        changes["distance"] = {"weight": 0.0}
+    if kind == "paper":
+        changes["calibration"] = {"pictures": "seen", "image_evidence": "dominance"}
+    chosen = settings("lite", **changes)
+    generator = torch.Generator().manual_seed(0)
+    encoder, teacher = pretrained_encoder(chosen), pretrained_encoder(chosen)
+    stem = {id(p) for module in encoder.stem() for p in module.parameters()}
+    with torch.no_grad():
+        for weight in encoder.parameters():
+            if id(weight) not in stem and weight.ndim == 4:
+                weight.mul_(1 + 0.1 * torch.randn(weight.shape, generator=generator))
+    D = chosen.backbone.token_dim
+    pair = new_pair(unit_tokens(8, D, 1, torch.float32), unit_tokens(4, D, 2, torch.float32),
+                    chosen.dual_gp).requires_grad_(False)  # fmt: skip
+    for gp in sparse_gps(pair):
+        gp.m.copy_(torch.randn(len(gp.m), generator=generator))
+    images = torch.rand(9, 3, 8, 8, generator=generator)
+    images = torch.nn.functional.interpolate(images, size=(64, 64), mode="bicubic").clamp(0, 1)
+    images[6:, :, 20:36, 24:44] = images[6:, :, 20:36, 24:44].flip(1) / 2
+    distance = None
+    if chosen.distance.weight:
+        with torch.no_grad():
+            features = teacher.eval()(teacher.normalise(images[:6]))
+        distance = fit_distance(lambda: [features], chosen.distance.components)
+    tuned = None if kind == "good alone" else (encoder, new_projection(encoder, chosen), pair)
+    network = assemble(tuned, teacher, new_student(teacher, chosen), distance, chosen)
+    count = 6 if kind in ("good alone", "no calibrating defect") else 9
+    evidence = [network(image[None]).on_cpu() for image in images[:count]]
+    labels = torch.arange(count) >= 6
+    collected = CalibrationEvidence(evidence, labels, [chosen.input_size] * count)
+    calibration = fit_calibration(collected, chosen)
+    assert calibration.image.is_p_value == (count == 6)
+    return Model(network, calibration, Decision(0.5, "of the test", None), chosen, {"made": kind})
 
 
 def form_dominance(pair: DualGP, tokens: Tensor) -> Tensor:

@@ -34,6 +34,9 @@ PAGES = sorted(
 )
 NOT_RUN = {
     "cdgp benchmark paper-visa": "needs VisA, which is not part of the repository",
+    "cdgp benchmark in-house-cv": "needs images that are not part of the repository",
+    "cdgp benchmark in-house-budget": "needs images that are not part of the repository",
+    "cdgp benchmark in-house-outside": "needs images that are not part of the repository",
     "cdgp train parts --out runs/paper": "needs the weights of WideResNet-50-2",
     "cdgp bench-latency": "starts a process for each file; tests/cdgp_bench/measure runs it",
 }

@@ -32,9 +32,10 @@ from cdgp.metrics.reliability import at_rate
 from cdgp.presets import Settings, settings_from_json
 
 FORMAT = "cdgp-model"
-VERSION = 2
-READ = ("1", "2")
-"""Versions that can be read; those of version 1 have no digests."""
+VERSION = 3
+READ = ("1", "2", "3")
+"""Versions that can be read; those of version 1 have no digests, and before version 3 the dominance
+was all the image evidence."""
 TAIL = "calibration.tail_scores"
 SEEN = "provenance.seen"
 SEEN_BYTES = 16
@@ -46,7 +47,8 @@ BELOW_ONE = math.nextafter(1, 0)
 class Decision(NamedTuple):
     """The rule behind ``pred_label``: defective when the image score is above the threshold.
 
-    The defect rate shifts score and threshold alike, so it changes no decision.
+    The defect rate shifts score and threshold alike, so it changes no decision. A p-value refers to
+    no rate.
     """
 
     threshold: float
@@ -61,6 +63,8 @@ class Decision(NamedTuple):
     """Where the rate comes from, in words."""
     balanced_threshold: float | None = None
     """The threshold at a rate of one half, where decisions are made; None: ``threshold``."""
+    is_p_value: bool = False
+    """Whether the image score is one minus a p-value, and no probability."""
 
     @property
     def balanced(self) -> float:
@@ -70,13 +74,24 @@ class Decision(NamedTuple):
     @property
     def refers_to(self) -> str:
         """What the image score refers to, in words: "33 % of parts defective (…)"."""
+        if self.is_p_value:
+            return "no defect rate: the score is one minus a p-value"
         return f"{100 * self.defect_rate:.3g} % of parts defective ({self.rate_source})"
 
     def at(self, defect_rate: float, source: str = "as stated") -> "Decision":
-        """The same decisions, with scores that refer to another rate; SettingsError outside (0, 1).
+        """The same decisions, with scores that refer to another rate.
 
         ``source`` says in words where the rate comes from.
+
+        Raises:
+            SettingsError: a rate outside (0, 1), or a score that is a p-value.
         """
+        if self.is_p_value:
+            raise SettingsError(
+                f"a defect rate of {defect_rate}: this model's score is one minus a p-value, since "
+                "no defective image has calibrated it, and refers to no rate; leave --defect-rate "
+                "out, or train with defective images of two parts or more"
+            )
         if not 0 < defect_rate < 1:
             raise SettingsError(
                 f"a defect rate of {defect_rate}: it is a share of the parts, between 0 and 1, for "
@@ -145,6 +160,9 @@ def save(path: Path, model: Model) -> None:
         "image": calibration.image._asdict(),
         "fusion_weight": calibration.fusion_weight,
         "image_weight": calibration.image_weight,
+        "distance": calibration.distance._asdict(),
+        "distance_weight": calibration.distance_weight,
+        "dominance_cap": calibration.dominance_cap,
     }
     metadata = {
         "format": FORMAT,
@@ -205,6 +223,7 @@ def load(path: Path) -> Model:
         provenance = object_of(metadata["provenance"], "provenance")
         seen = _checked_seen(tensors.pop(SEEN, Model._field_defaults["seen"]))
         network = network_from_tensors(settings, tensors)
+        _check_entries(network, calibration)
     except (
         KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, CdgpError,
     ) as error:  # fmt: skip
@@ -230,7 +249,13 @@ def decision_of(values: dict[str, Any]) -> Decision:
     possible = 0 <= decision.balanced < 1 and (bound is None or 0 <= bound <= 1)
     if not possible or not 0 < decision.defect_rate < 1 or not told:
         raise ValueError(f"{decision} is no rule to decide by")
-    if not math.isclose(decision.threshold, decision.at(decision.defect_rate).threshold):
+    if not isinstance(decision.is_p_value, bool):
+        raise ValueError(f"is_p_value is {decision.is_p_value!r} where true or false is expected")
+    if decision.is_p_value and decision.threshold == decision.balanced:
+        return decision
+    if decision.is_p_value or not math.isclose(
+        decision.threshold, decision.at(decision.defect_rate).threshold
+    ):
         raise ValueError(f"{decision} has two thresholds that do not fit together")
     return decision
 
@@ -240,7 +265,10 @@ def image_calibrator_of(values: dict[str, Any]) -> ImageCalibrator:
     notes = values["notes"]
     if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
         raise ValueError("the notes of the image calibration are no list of texts")
-    calibrator = ImageCalibrator(**values | {"notes": tuple(notes)})
+    lists = {key: values.get(key, []) for key in ("centre", "scale", "slope", "good_logits")}
+    for key, value in lists.items():  # before version 3 each was a number
+        lists[key] = tuple(value) if isinstance(value, list) else (value,)
+    calibrator = ImageCalibrator(**values | {"notes": tuple(notes)} | lists)
     _check_image_calibrator(calibrator)
     return calibrator
 
@@ -258,7 +286,7 @@ def check_calibration(calibration: Calibration) -> None:
 
     A tail without scores, or in another order, would call any pixel normal.
     """
-    for name in ("dominance", "residual"):
+    for name in ("dominance", "residual", "distance"):
         statistics: BranchStatistics = getattr(calibration, name)
         _check_numbers(statistics._asdict())
         if statistics.std <= 0:
@@ -277,19 +305,43 @@ def check_calibration(calibration: Calibration) -> None:
         _check_numbers({"start": tail.start, "shape": tail.shape, "scale": tail.scale})
         if tail.shape < 0 or tail.scale <= 0:
             raise ValueError(f"the normal tail has shape {tail.shape} and scale {tail.scale}")
-    weights = {"fusion_weight": calibration.fusion_weight, "image_weight": calibration.image_weight}
-    _check_numbers(weights | {"floor": tail.floor})
-    if not 0 <= calibration.fusion_weight <= 1 or calibration.image_weight < 0 or tail.floor <= 0:
+    weights = {
+        name: getattr(calibration, name)
+        for name in ("fusion_weight", "image_weight", "distance_weight")
+    }
+    cap = {} if calibration.dominance_cap is None else {"cap": calibration.dominance_cap}
+    _check_numbers(weights | {"floor": tail.floor} | cap)
+    shares = (calibration.fusion_weight, calibration.distance_weight)
+    if not all(0 <= s <= 1 for s in shares) or calibration.image_weight < 0 or tail.floor <= 0:
         raise ValueError(f"a weight or the floor of the calibration is out of range ({weights})")
     _check_image_calibrator(calibration.image)
 
 
 def _check_image_calibrator(calibrator: ImageCalibrator) -> None:
-    _check_numbers({k: v for k, v in calibrator._asdict().items() if k != "notes"})
-    if calibrator.scale <= 0 or calibrator.slope < 0:
+    c = calibrator
+    _check_numbers({"intercept": c.intercept, "good": c.good_groups, "bad": c.defective_groups})
+    lists = {"centre": c.centre, "scale": c.scale, "slope": c.slope, "logits": c.good_logits}
+    for name, values in lists.items():
+        _check_numbers({f"{name} {place}": value for place, value in enumerate(values)})
+    if not len(c.centre) == len(c.scale) == len(c.slope) > 0:
+        raise ValueError("the image calibration has lists of unlike lengths")
+    if min(c.scale) <= 0 or min(c.slope) < 0:
         raise ValueError(
-            f"the image calibration has scale {calibrator.scale} and slope {calibrator.slope}: "
-            "its probability does not rise with the evidence"
+            f"the image calibration has scale {c.scale} and slope {c.slope}: its score does not "
+            "rise with the evidence"
+        )
+    if list(c.good_logits) != sorted(c.good_logits):
+        raise ValueError("the good images' log-odds are not in order")
+
+
+def _check_entries(network: Network, calibration: Calibration) -> None:
+    """Check that the image score weighs as many entries as ``network.pool`` gives."""
+    found, tuned = len(calibration.image.slope), network.gps is not None
+    alone = network.image_evidence == "all" or not tuned
+    expected = tuned + alone * (1 + (network.distance is not None))
+    if found != expected:
+        raise ValueError(
+            f"the image score weighs {found} entries, and the networks give {expected}"
         )
 
 
@@ -315,6 +367,9 @@ def _calibration(numbers: dict[str, Any], scores: Tensor) -> Calibration:
         image_calibrator_of(numbers["image"]),
         numbers["fusion_weight"],
         numbers["image_weight"],
+        BranchStatistics(**numbers.get("distance", {"mean": 0.0, "std": 1.0})),
+        numbers.get("distance_weight", 0.0),
+        numbers.get("dominance_cap"),
     )
     check_calibration(calibration)
     return calibration

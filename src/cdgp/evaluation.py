@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from cdgp.artifact import Decision
 from cdgp.data.images import INVERTED, read_mask_with_facts, resize_mask
 from cdgp.data.manifest import Sample
 from cdgp.errors import OutputError
@@ -33,7 +34,8 @@ PARTS = {"image_auroc": "", "expected_calibration_error": "calibration_"}
 """How the numbers of groups are called whose digits a metric cannot exceed."""
 
 COLUMNS = (
-    "image", "split", "label", "pred_score", "pred_label", "regions", "warnings", "run_id",
+    "image", "split", "label", "pred_score", "pred_label", "regions", "warnings", "score_kind",
+    "rests_on", "run_id",
 )  # fmt: skip
 """Of ``scores.csv``."""
 
@@ -183,7 +185,7 @@ def image_metrics(
     """Image AUROC, calibration error, overkill and escape, with counts and intervals.
 
     ``groups`` are (n,) numbers of the part that each image shows; each shows one of its own where
-    None. The calibration error is None where a class has a single part.
+    None. The calibration error is None where a class has a single part, and of p-values.
     """
     scores = np.array([row.pred_score for row in rows], dtype=np.float64)
     labels = np.array([bool(row.defective) for row in rows], dtype=np.bool_)
@@ -192,6 +194,8 @@ def image_metrics(
     rejected = np.array([row.pred_label for row in rows], dtype=np.float64)
     found = overkill_and_escape(rejected, labels, 0.5, groups)
     return {
+        "score_kind": detector.score_kind,
+        "rests_on": detector.rests_on,
         "good": found.good,
         "defective": found.defective,
         "good_groups": found.good_groups,
@@ -199,14 +203,14 @@ def image_metrics(
         **_with_reason(
             "image_auroc", image_auroc(scores, labels, names=[row.name for row in rows])
         ),
-        **_calibration_error(scores, labels, groups, decision.defect_rate, found),
+        **_calibration_error(scores, labels, groups, decision, found),
         "calibration_good_groups": detector.card.image.good_groups,
         "calibration_defective_groups": detector.card.image.defective_groups,
         "threshold": detector.threshold,
         "threshold_source": decision.source,
         "false_reject_bound": decision.false_reject_bound,
-        "defect_rate": decision.defect_rate,
-        "defect_rate_source": decision.rate_source,
+        "defect_rate": None if decision.is_p_value else decision.defect_rate,
+        "defect_rate_source": decision.refers_to if decision.is_p_value else decision.rate_source,
         **_with_reason("overkill", found.overkill),
         "false_rejects": found.false_rejects,
         "overkill_interval": found.overkill_interval,
@@ -220,7 +224,7 @@ def _calibration_error(
     scores: NDArray[np.float64],
     labels: NDArray[np.bool_],
     groups: ArrayLike | None,
-    defect_rate: float,
+    decision: Decision,
     found: Decisions,
 ) -> dict[str, Any]:
     """The calibration error at these images' own share of defects, with its interval.
@@ -229,12 +233,15 @@ def _calibration_error(
     measure that difference, so scores are brought to the set's share first.
     """
     name = "expected_calibration_error"
+    if decision.is_p_value:
+        reason = "the score is one minus a p-value, and no probability"
+        return {name: None, f"{name}_reason": reason, f"{name}_interval": None}
     for word, number in (("good", found.good_groups), ("defective", found.defective_groups)):
         if number < 2:
             reason = f"no {word} image" if not number else f"a single group of {word} images"
             return {name: None, f"{name}_reason": reason, f"{name}_interval": None}
     share = float(labels.mean())
-    told = at_rate(scores, defect_rate, share)
+    told = at_rate(scores, decision.defect_rate, share)
     return {
         name: expected_calibration_error(told, labels).value,
         f"{name}_interval": calibration_error_interval(told, labels, groups),
@@ -303,8 +310,9 @@ def _with_reason(name: str, measure: Measure) -> dict[str, Any]:
     return entry
 
 
-def write_scores(path: Path, rows: Iterable[ScoredImage], run_id: str) -> None:
-    """Write ``scores.csv``: a row an image, with its regions as JSON, its warnings, its run."""
+def write_scores(path: Path, rows: Iterable[ScoredImage], detector: Detector, run_id: str) -> None:
+    """Write ``scores.csv``: a row an image, with its regions as JSON, its warnings, what the score
+    is and rests on, its run."""
     words = {True: "defective", False: "good", None: ""}
     cells = (
         (
@@ -315,6 +323,8 @@ def write_scores(path: Path, rows: Iterable[ScoredImage], run_id: str) -> None:
             words[row.pred_label],
             json.dumps([asdict(region) for region in row.regions]),
             printable("; ".join(row.warnings)),
+            detector.score_kind,
+            detector.rests_on,
             run_id,
         )
         for row in rows

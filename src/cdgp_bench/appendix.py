@@ -21,6 +21,7 @@ def outside(results: Results) -> Table:
                 options = "; ".join(f"{k} = {json.dumps(v)}" for k, v in facts["options"].items())
                 share = facts.get("budget_share")
                 home = facts["code"] + (", decoder ours" if "decoder" in facts else "")
+                home += f", teacher {facts['teacher']}" if "teacher" in facts else ""
                 cells = [d, options, "–" if share is None else f"{100 * share:.1f} %", home]
                 rows.append(TableRow(variant.label, cells))
     head = ["Method", "Data set", "Options", "Share of the published training", "Code"]
@@ -87,11 +88,11 @@ def provenance(plan: Plan, rows: Sequence[Row]) -> Table:
     found = []
     for name, dataset in plan.datasets.items():
         splits = {
-            (r["category"], r["seed"], r["budget"]): r for r in rows
+            (r["category"], r["seed"], r["fold"], r["budget"]): r for r in rows
             if r["dataset"] == name and "parts" in r
         }  # fmt: skip
         for category in sorted({key[0] for key in splits}):
-            first = splits.get((category, plan.seeds[0], None))
+            first = splits.get((category, *plan.repeats[0], None))
             parts = first["parts"] if first else {}
             cells = [f"{parts[p][0]} + {parts[p][1]}" if p in parts else "–"
                      for p in ("fit", "calibration", "test")]  # fmt: skip
@@ -107,7 +108,9 @@ def provenance(plan: Plan, rows: Sequence[Row]) -> Table:
         layout = f"layout {dataset.layout}" + (", generated" if dataset.generated else "")
         found.append(TableRow("overlaps", [layout, "", "", counted], name))
     head = ["Category", "Fit", "Calibration", "Test", "Overlaps"]
-    note = f"Good + defective images of seed {plan.seeds[0]}; audits over all seeds and budgets."
+    seed, fold = plan.repeats[0]
+    of = f"seed {seed}" if fold is None else f"fold {fold}"
+    note = f"Good + defective images of {of}; audits over all {plan.planned.word} and budgets."
     return Table("table_S14-provenance", "Parts and overlaps", head, found, False, note)
 
 

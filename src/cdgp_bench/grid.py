@@ -36,14 +36,27 @@ UNCHANGED: Changes = {}
 NO_OPTIONS: Mapping[PresetName, MethodOptions] = {}
 SHARED = ("preset", "seed", "input_size", "data", "backbone")
 TRAINED = (*SHARED, "dual_gp")
-ALL = (*SHARED, "inducing", "dual_gp", "student", "calibration")
-BALANCED = {"dual_gp": {"sampler": "balanced"}}
+ALL = (*SHARED, "inducing", "dual_gp", "student", "distance", "calibration")
+REFERENCE = {"calibration": {"pictures": "seen"}}
+"""Methods without a calibration leave no image to it: they train on all training images."""
+CLASSIFIER: Changes = REFERENCE | {
+    "dual_gp": {"sampler": "balanced", "mil_pooling": "max", "mean_weight": 0.0}
+}
+"""Their batches are half defective. The MIL pooling and the mean term are no part of them: stated,
+so that their digests do not follow the presets."""
 CLASSIFIER_RATE = {"dual_gp": {"learning_rate": 3e-3}}
 """Chosen on calibration images; see docs/decisions.md."""
 PAPER_LITERAL = {
-    "dual_gp": {"sigma_gradient": True, "sampler": "random", "mil_pooling": "max"},
-    "calibration": {"fusion_weight": 0.025, "tail": "counting"},
-}
+    "dual_gp": {
+        "sigma_gradient": True, "sampler": "random", "mil_pooling": "max", "mean_weight": 0.0,
+    },
+    "distance": {"weight": 0.0},
+    "calibration": {
+        "pictures": "seen", "image_evidence": "dominance", "fusion_weight": 0.025,
+        "most_fusion_weight": 0.025, "dominance_cap": None, "image_weight": 1 / 3,
+        "tail": "counting",
+    },
+}  # fmt: skip
 OWN_NETWORK = ("preset", "seed", "input_size", "data")
 """The settings of a method that does not use the shared backbone."""
 
@@ -65,9 +78,14 @@ class Method(NamedTuple):
     """Distributions that it needs beyond the product's own; named in the extra `bench`."""
     options: Mapping[PresetName, MethodOptions] = NO_OPTIONS
     """Its own hyperparameters by preset, where it has some."""
+    least_defects: int = 4
+    """Fewest defective training images that it is shown with in a budget curve; a method that uses
+    good images alone has one result for all budgets."""
     version: int = 1
     """Raised when its code may give other numbers, so that older rows no longer count. Version 2 of
-    CDGP and its controls scores by the product's inference graph and scikit-learn's logistic."""
+    CDGP and its controls scores by the product's inference graph and scikit-learn's logistic.
+    Version 3 of both has, in `lite`, the normal distance, an image score from all evidence, and
+    calibration images that no stage has seen."""
 
 
 def _with_options(
@@ -78,10 +96,19 @@ def _with_options(
 ) -> Method:
     """A method that needs anomalib and has hyperparameters of its own."""
     options: dict[PresetName, MethodOptions] = {"paper": module.PAPER, "lite": module.LITE}
-    return Method(title, supervision, module.fit, uses, requires=("anomalib",), options=options)
+    return Method(
+        title, supervision, module.fit, uses, REFERENCE, requires=("anomalib",), options=options
+    )
 
 
-NEWER = (("data", "pages", "single"), ("decision", "defect_rate", 0.5))
+NEWER = (
+    ("data", "pages", "single"),
+    ("decision", "defect_rate", 0.5),
+    ("decision", "p_value", 0.05),
+    ("dual_gp", "mean_weight", 0.0),
+    ("calibration", "image_evidence", "dominance"),
+    ("calibration", "dominance_cap", None),
+)
 """Settings that are younger than the first committed rows, with the values that these have."""
 METHODS: dict[str, Method] = {
     "padim": _with_options("PaDiM", "normal", padim),
@@ -90,29 +117,30 @@ METHODS: dict[str, Method] = {
     "draem": _with_options("DRAEM", "normal", draem, OWN_NETWORK),
     "efficientad": _with_options("EfficientAD", "normal", efficientad, OWN_NETWORK),
     "grad_cam": Method(
-        "Classifier + Grad-CAM", "image", classifier.fit_grad_cam, TRAINED, BALANCED,
+        "Classifier + Grad-CAM", "image", classifier.fit_grad_cam, TRAINED, CLASSIFIER,
         CLASSIFIER_RATE, ("grad-cam",),
     ),
     "classifier_cam": Method(
-        "Classifier + CAM", "image", classifier.fit_cam, TRAINED, BALANCED, CLASSIFIER_RATE
+        "Classifier + CAM", "image", classifier.fit_cam, TRAINED, CLASSIFIER, CLASSIFIER_RATE
     ),
-    "mil_topk": Method("MIL-TopK", "image", mil_topk.fit, TRAINED, BALANCED),
+    "mil_topk": Method("MIL-TopK", "image", mil_topk.fit, TRAINED, CLASSIFIER),
     "supersimplenet": _with_options(
         "SuperSimpleNet (weak, reimplemented)", "image", supersimplenet
     ),
     "weakrest": _with_options("WeakREST (reimplemented)", "image", weakrest),
     "static_max": Method(
-        "Static max similarity", "image", static_max.fit, (*SHARED, "inducing")
+        "Static max similarity", "image", static_max.fit, (*SHARED, "inducing"), REFERENCE
     ),
-    "cdgp_paper": Method("CDGP (paper-literal)", "image", cdgp.fit, ALL, PAPER_LITERAL, version=2),
-    "cdgp": Method("CDGP", "image", cdgp.fit, ALL, version=2),
+    "cdgp_paper": Method("CDGP (paper-literal)", "image", cdgp.fit, ALL, PAPER_LITERAL,
+                         least_defects=0, version=2),
+    "cdgp": Method("CDGP", "image", cdgp.fit, ALL, least_defects=0, version=3),
     "linear_head": Method(
         "Direct linear head", "control", functools.partial(cdgp.fit, control="linear"), ALL,
-        version=2,
+        version=3,
     ),
     "heteroscedastic_head": Method(
         "Heteroscedastic linear", "control", functools.partial(cdgp.fit, control="heteroscedastic"),
-        ALL, version=2,
+        ALL, version=3,
     ),
 }  # fmt: skip
 
@@ -186,7 +214,9 @@ EXPERIMENTS: dict[str, tuple[Variant, ...]] = {
         _calibrated("2/3", image_weight=2 / 3),
     ),
     "label_budget": (SPATIAL, FULL),
-    "held_out": (_calibrated("Held out of both stages", pictures="held_out"), Variant("Seen")),
+    "budget_curve": (),  # the plan's methods
+    "held_out": (_calibrated("Held out of both stages", pictures="held_out"),
+                 _calibrated("Seen", pictures="seen")),
     "qualitative": (),  # one image a category
     "complexity": (),  # the plan's methods, timed
 }  # fmt: skip
@@ -200,7 +230,7 @@ CONTRASTS: tuple[tuple[str, Variant, Variant], ...] = (
 
 
 class Run(NamedTuple):
-    """One variant on one category, with one seed and label budget: one result row."""
+    """One variant on one category, with one seed, fold and label budget: one result row."""
 
     dataset: str
     category: str
@@ -209,6 +239,7 @@ class Run(NamedTuple):
     budget: int | None
     settings: Settings
     options: MethodOptions | None = None
+    fold: int | None = None
 
     def fit(self, data: WeakSplit, checkpoints: Path, progress: Progress) -> Fitted:
         """Train the method, or load what it has trained from ``checkpoints``."""
@@ -217,25 +248,30 @@ class Run(NamedTuple):
         return method.fit(data, self.settings, checkpoints, progress, *own)
 
     @property
-    def identity(self) -> tuple[str, str, str, str, int, int | None]:
-        """What names the row in tables."""
+    def identity(self) -> tuple[str, str, str, str, int, int | None, int | None]:
+        """What names the row in tables, as ``rows.IDENTITY``."""
         method, setting = self.variant.method, self.variant.setting
-        return self.dataset, self.category, method, setting, self.seed, self.budget
+        return self.dataset, self.category, method, setting, self.seed, self.budget, self.fold
 
     @property
     def split_key(self) -> SplitKey:
         """The prepared split that it uses."""
-        return SplitKey(self.dataset, self.category, self.seed, self.budget)
+        return SplitKey(self.dataset, self.category, self.seed, self.budget, self.fold)
 
     @property
     def config_sha256(self) -> str:
         """Digest of the method's name and the settings that its row depends on."""
         method, chosen = METHODS[self.variant.method], self.settings
         used = chosen.model_dump(mode="json", include=set(method.uses))
-        # Only where they differ from the default, so that older rows keep their digest.
+        # Only where they differ from what the first rows had, so that older rows keep their digest.
         for section, key, default in NEWER:
             if section in used and used[section][key] == default:
                 del used[section][key]
+        if not chosen.distance.weight:  # without the branch its components decide nothing
+            used.pop("distance", None)
+        calibration = used.get("calibration", {})
+        if calibration and calibration["most_fusion_weight"] == calibration["fusion_weight"]:
+            del calibration["most_fusion_weight"]  # a fixed weight, as older rows have
         if "calibration" not in used and chosen.calibration.pictures != "seen":
             used["pictures"] = chosen.calibration.pictures
         if chosen.backbone.weights not in ("hub", "bundled", "random"):
@@ -249,15 +285,23 @@ class Run(NamedTuple):
 
 
 def variants_of(experiment: str, methods: tuple[str, ...]) -> tuple[Variant, ...]:
-    """The variants that need rows; in `main` one for each of the plan's methods."""
-    if experiment == "main":
+    """The variants that need rows; in `main` and `budget_curve` the plan's methods as they are."""
+    if experiment in ("main", "budget_curve"):
         return tuple(Variant(METHODS[name].title, name) for name in methods)
     return EXPERIMENTS[experiment]
 
 
 def budgets_of(experiment: str, budgets: tuple[int, ...]) -> tuple[int | None, ...]:
     """The label budgets of an experiment; None is all defective training images."""
-    return (*budgets, None) if experiment == "label_budget" else (None,)
+    return (*budgets, None) if experiment in ("label_budget", "budget_curve") else (None,)
+
+
+def own_row(experiment: str, variant: Variant, budget: int | None) -> bool:
+    """Whether a variant has a row of its own at one of the experiment's label budgets."""
+    if experiment != "budget_curve" or budget is None:
+        return True
+    method = METHODS[variant.method]
+    return method.supervision != "normal" and budget >= method.least_defects
 
 
 def variant_settings(
@@ -275,6 +319,9 @@ def variant_settings(
     if preset == "lite":
         chosen = merged(chosen, method.lite)
     chosen = merged(chosen, variant.changes)
+    weight = variant.changes.get("calibration", {}).get("fusion_weight")
+    if weight is not None:  # a variant's weight is fixed
+        chosen = merged(chosen, {"calibration": {"most_fusion_weight": weight}})
     # A training that does not separate the labels is scored and flagged, never dropped. Rows hold
     # calibration errors of probabilities at equal numbers of good and defective parts.
     chosen = merged(

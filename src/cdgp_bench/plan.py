@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cdgp.errors import SettingsError
-from cdgp.presets import PresetName, Settings, merged, nearest
+from cdgp.presets import Settings, merged, nearest
 from cdgp_bench.datasets import LAYOUTS
 from cdgp_bench.grid import EXPERIMENTS, METHODS, Variant, variant_settings
 from cdgp_bench.methods import MethodOptions
-from cdgp_bench.protocol import BUDGETS
+from cdgp_bench.protocol import BUDGETS, Repeat
+from cdgp_bench.statistics import Repeats
 
 
 class _Section(BaseModel):
@@ -41,14 +42,17 @@ class Plan(_Section):
 
     name: str
     title: str
-    preset: PresetName
+    preset: Literal["lite", "paper"]
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
+    folds: Annotated[int, Field(ge=2)] | None = None
+    """Every image is tested once, in one of so many folds, in place of a test part drawn by seed.
+    The plan's one seed then draws fit, calibration and the training."""
     metric_size: Literal["native", "input"]
     """Whether maps meet masks at each image's own size or at the network's input size."""
     methods: Annotated[tuple[str, ...], Field(min_length=1)]
     """Of the experiments `main` and `complexity`."""
-    budgets: tuple[Annotated[int, Field(ge=1)], ...] = BUDGETS
-    """Defective training images in `label_budget`, besides all of them."""
+    budgets: tuple[Annotated[int, Field(ge=0)], ...] = BUDGETS
+    """Defective training images in `label_budget` and `budget_curve`, besides all of them."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """On top of the preset."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -56,6 +60,18 @@ class Plan(_Section):
     datasets: Annotated[dict[str, DatasetPlan], Field(min_length=1)]
     experiments: Annotated[dict[str, tuple[str, ...]], Field(min_length=1)]
     """Data sets by experiment."""
+
+    @property
+    def repeats(self) -> tuple[Repeat, ...]:
+        """Seed and fold of each measurement of a method."""
+        if self.folds is None:
+            return tuple(Repeat(seed, None) for seed in self.seeds)
+        return tuple(Repeat(self.seeds[0], fold) for fold in range(self.folds))
+
+    @property
+    def planned(self) -> Repeats:
+        """How many measurements of a method there will be."""
+        return Repeats(len(self.repeats), "seeds" if self.folds is None else "folds")
 
     def settings_of(self, name: str, variant: Variant, seed: int) -> Settings:
         """All settings of a variant on one of the data sets."""
@@ -130,6 +146,11 @@ def _check_names(plan: Plan, source: str) -> None:
         for name in used:
             if name not in known:
                 raise SettingsError(f"{source}: unknown {what} {name!r}: {nearest(name, known)}")
+    if plan.folds is not None and len(plan.seeds) > 1:
+        raise SettingsError(
+            f"{source}: seeds: a plan with folds takes one seed, {len(plan.seeds)} are given; "
+            f"write seeds = [{plan.seeds[0]}], or leave folds out"
+        )
     elsewhere = {
         "seed": "seeds",
         "preset": "preset",

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from cdgp.data.manifest import Manifest
 from cdgp.errors import DataError
+from cdgp.presets import DataSettings
 from cdgp.progress import Progress
 from cdgp_bench.datasets import LAYOUTS, against_published
 from cdgp_bench.fake_trees import generate
+from cdgp_bench.folds import cross_test
 from cdgp_bench.grid import Variant, budgets_of
 from cdgp_bench.plan import DatasetPlan, Plan, dataset_path
 from cdgp_bench.protocol import Prepared, SplitKey, cached_digests, prepare
@@ -34,19 +36,28 @@ def prepare_all(plan: Plan, out: Path, progress: Progress, say: Say) -> dict[Spl
         }  # fmt: skip
         for category, listed in categories.items():
             try:
-                cache = out / "manifests" / f"digests-{name}-{category}.json"
-                images = cached_digests(listed, chosen, cache, progress)
-                for seed in plan.seeds:
+                images = read_images(name, category, listed, chosen, out, progress)
+                divided = [images] if plan.folds is None else cross_test(images, plan.folds)
+                for seed, fold in plan.repeats:
                     for budget in sorted(budgets, key=lambda b: b or 0):
-                        part = prepare(name, category, images, chosen, seed, budget)
+                        stated = divided[fold or 0]
+                        part = prepare(name, category, stated, chosen, seed, budget, fold)
                         part.record(out / "manifests")
-                        found[SplitKey(name, category, seed, budget)] = part
+                        found[SplitKey(name, category, seed, budget, fold)] = part
                 report_masks(images, f"{name}/{category}", say)
             except DataError as error:
                 problems.append(str(error))
     if problems:
         raise DataError("\n".join(problems))
     return found
+
+
+def read_images(
+    name: str, category: str, listed: Manifest, data: DataSettings, out: Path, progress: Progress
+) -> Manifest:
+    """A category with digests, which are kept in the plan's folder."""
+    cache = out / "manifests" / f"digests-{name}-{category}.json"
+    return cached_digests(listed, data, cache, progress)
 
 
 def load_categories(name: str, dataset: DatasetPlan, out: Path, say: Say) -> dict[str, Manifest]:

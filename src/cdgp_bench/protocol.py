@@ -1,4 +1,5 @@
-"""Which images a method may use: seeded splits, label budgets, the overlap audit, the record.
+"""Which images a method may use: splits by seed or fold, label budgets, the overlap audit, the
+record.
 
 A method gets a ``WeakSplit`` and, once trained, the paths of the test images. Masks stay in
 ``Prepared.manifest``; only the metrics read them.
@@ -26,7 +27,16 @@ BUDGETS = (1, 2, 4, 8, 16)
 
 
 REPORTED_SEEDS = (0, 1, 2)
-"""The seeds of all ready plans, so of every test part that a result reports."""
+"""The seeds of all ready plans, so of every test part that a seed draws for a result."""
+
+
+class Repeat(NamedTuple):
+    """One measurement of a method among several that differ by chance alone."""
+
+    seed: int
+    """Draws what is divided at random, and the training."""
+    fold: int | None
+    """The test part; None where the seed draws it."""
 
 
 class SplitKey(NamedTuple):
@@ -36,17 +46,20 @@ class SplitKey(NamedTuple):
     category: str
     seed: int
     budget: int | None
+    fold: int | None = None
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """One category under one seed and label budget, split and audited."""
+    """One category under one seed, fold and label budget, split and audited."""
 
     dataset: str
     category: str
     seed: int
     budget: int | None
     """Defective training images allowed; None is all of them."""
+    fold: int | None
+    """The fold that is the test part; None where the seed draws it."""
     manifest: Manifest
     selected: tuple[str, ...]
     """Names of the defective training images, in the order of the budget's permutation."""
@@ -75,13 +88,12 @@ class Prepared:
 
     def record(self, folder: Path) -> None:
         """Write each image's part, path and digests as JSON; no mask is named."""
-        name = "-".join(
-            str(part) for part in (self.dataset, self.category, f"seed{self.seed}",
-                                   "full" if self.budget is None else f"k{self.budget}")
-        )  # fmt: skip
+        fold = [] if self.fold is None else [f"fold{self.fold}"]
+        budget = "full" if self.budget is None else f"k{self.budget}"
+        name = "-".join([self.dataset, self.category, f"seed{self.seed}", *fold, budget])
         record = {
             "dataset": self.dataset, "category": self.category, "seed": self.seed,
-            "budget": self.budget,
+            "budget": self.budget, "fold": self.fold,
             "selected": list(self.selected), "manifest_sha256": self.manifest.sha256,
             **self.facts(),
             "pictures": [
@@ -101,11 +113,21 @@ def prepare(
     data: DataSettings,
     seed: int,
     budget: int | None = None,
+    fold: int | None = None,
 ) -> Prepared:
     """Split digested images by seed, limit the labels, and audit the result.
 
     A split in the manifest is kept; otherwise a stratified ``data.test_fraction`` is held out for
     test. A stratified ``data.calibration_fraction`` of the training part calibrates.
+
+    Args:
+        dataset: its name.
+        category: its name.
+        images: with digests; for a fold, what ``folds.cross_test`` gives.
+        data: the fractions.
+        seed: of what is drawn.
+        budget: of defective training images; 0 leaves none, None all.
+        fold: the name of the test part that ``images`` state.
 
     Raises:
         DataError: a part would lack a class.
@@ -124,7 +146,7 @@ def prepare(
         check_leaks(manifest)
     check_overlaps(manifest)
     names = tuple(manifest.name(s.image) for s in chosen)
-    return Prepared(dataset, category, seed, budget, manifest, names)
+    return Prepared(dataset, category, seed, budget, fold, manifest, names)
 
 
 def ranking_split(
@@ -134,7 +156,7 @@ def ranking_split(
 
     Test parts of several seeds overlap with each other's training parts, so a choice made on one
     seed's calibration images has seen images that another seed reports on. All of them, and whole
-    groups with them, are left out here.
+    groups with them, are left out here. Folds test every image, so nothing stays out of theirs.
 
     Args:
         images: digested; a stated test part is that of every seed.
@@ -162,7 +184,7 @@ def permuted(manifest: Manifest, key: str) -> tuple[Sample, ...]:
 
 
 def limited(manifest: Manifest, chosen: Sequence[Sample]) -> Manifest:
-    """All good images, the test part, and of the defective training images the chosen ones.
+    """All good images, the test part, and of the defective training images the chosen ones, if any.
 
     They keep their parts. If none of them is a calibration image, the first one and its group
     become calibration images. The Dual GP trains on those too, so a single image serves both
@@ -172,7 +194,7 @@ def limited(manifest: Manifest, chosen: Sequence[Sample]) -> Manifest:
     samples = [
         s for s in manifest.samples if s.split == "test" or not s.defective or s.image in kept
     ]
-    if not any(s.defective and s.split == "calibration" for s in samples):
+    if chosen and not any(s.defective and s.split == "calibration" for s in samples):
         groups = group_numbers(manifest, samples)
         moved = groups[samples.index(chosen[0])]
         samples = [

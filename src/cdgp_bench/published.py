@@ -10,7 +10,7 @@ from cdgp_bench.formats import Table, TableRow, cell_text, markdown
 from cdgp_bench.grid import EXPERIMENTS, METHODS, SPATIAL, Variant
 from cdgp_bench.plan import Plan
 from cdgp_bench.results import NAMES, PIXEL, Results
-from cdgp_bench.tables import BUDGET_COLUMNS
+from cdgp_bench.tables import BUDGET_COLUMNS, SHORT
 
 NOT_RUN = "not run"
 SAME_INPUT = {"mvtec_ad2": (256, 256), "visa": (256, 256), "ksdd2": (704, 256)}
@@ -33,7 +33,7 @@ def published(results: Results) -> str:
         *_per_category(results, ours, paper["per_category"]),
         _paired(paper["paired"]),
     ]
-    shown = "\n".join(f"## {t.title}\n\n{markdown(t, len(plan.seeds))}" for t in tables)
+    shown = "\n".join(f"## {t.title}\n\n{markdown(t, plan.planned)}" for t in tables)
     cost = paper["complexity"]
     notes = "\n".join(f"- {note}" for note in paper["disagreements"]["notes"])
     return (
@@ -54,10 +54,12 @@ def _main(results: Results, ours: Mapping[str, str], paper: Mapping[str, Any]) -
         metrics = block["metrics"]
         rows = []
         for method, values in _values(block).items():
-            title = METHODS[method].title
+            variant = Variant(METHODS[method].title, method)
             run = method in results.plan.methods
-            own = [_own(results, ours.get(key), Variant(title, method), m, run) for m in metrics]
-            rows.append(_beside(title, values, own))
+            own = [_own(results, ours.get(key), variant, m, run) for m in metrics]
+            shown = any(cell != NOT_RUN for cell in own)
+            short = f" ({SHORT})" if shown and results.is_short(variant) else ""
+            rows.append(_beside(variant.label + short, values, own))
         tables.append(_table(f"{block['source']}: {key}", metrics, rows))
     return tables
 
@@ -130,6 +132,7 @@ def same_protocol(plan: Plan, name: str) -> bool:
         and plan.metric_size == "input"
         and tuple(dataset.input_size) == SAME_INPUT[dataset.layout]
         and plan.seeds == (0, 1, 2)
+        and plan.folds is None
         and {**plan.settings, "backbone": {"weights": ""}} == {"backbone": {"weights": ""}}
         and plan.settings.get("backbone", {}).keys() <= {"weights"}
         and dataset.settings == batch
@@ -143,7 +146,7 @@ def whole(results: Results, name: str) -> bool:
     if set(results.categories[name]) != set(published_counts):
         return False
     for category, counts in published_counts.items():
-        row = results.row(name, category, Variant("CDGP"), results.plan.seeds[0])
+        row = results.row(name, category, Variant("CDGP"), results.plan.repeats[0])
         if counts is None or row is None:
             continue
         parts = row["parts"]
@@ -162,7 +165,7 @@ def _own(
     if category is not None and category not in results.categories[dataset]:
         return NOT_RUN
     found = results.summary(dataset, variant, metric, budget, category)
-    return cell_text(found, len(results.plan.seeds)) if found else NOT_RUN
+    return cell_text(found, results.plan.planned) if found else NOT_RUN
 
 
 def _beside(label: str, values: Sequence[float], own: Sequence[str]) -> TableRow:

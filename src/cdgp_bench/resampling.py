@@ -159,7 +159,7 @@ def region_areas(found: Profile, limit: float) -> Array:
     return _area(np.broadcast_to(rates, heights.shape), heights, limit) / limit
 
 
-def group_draws(groups: Sequence[str], draws: int = DRAWS, seed: int = 0) -> Array:
+def group_draws(groups: Sequence[str] | Sequence[int], draws: int = DRAWS, seed: int = 0) -> Array:
     """(B, n) how often each image is drawn, where whole groups are drawn with replacement."""
     names, place = np.unique(np.asarray(groups), return_inverse=True)
     count = len(names)
@@ -182,8 +182,20 @@ def resampled(found: Profile, weights: Array) -> Resampled:
     return Resampled({k: float(v[0]) for k, v in whole.items()}, weighted_metrics(found, weights))
 
 
+def averaged(folds: Sequence[Resampled]) -> Resampled:
+    """A method's metrics averaged over folds, each on draws of its own groups.
+
+    A draw in which one fold lacks what a metric needs gives NaN.
+    """
+    names = folds[0].whole.keys()
+    return Resampled(
+        {name: float(np.mean([fold.whole[name] for fold in folds])) for name in names},
+        {name: np.mean([fold.drawn[name] for fold in folds], axis=0) for name in names},
+    )
+
+
 class Difference(NamedTuple):
-    """One method minus another on one test part."""
+    """One method minus another on one test part, or averaged over folds."""
 
     value: float
     low: float
@@ -196,7 +208,7 @@ class Difference(NamedTuple):
 def difference(first: Resampled, second: Resampled, metric: str) -> Difference | None:
     """The first method minus the second on the same draws; undefined ones are left out.
 
-    None where the metric is undefined on the whole test part, or in all draws.
+    None where the metric is undefined on a whole test part, or in all draws.
     """
     value = first.whole[metric] - second.whole[metric]
     spread = first.drawn[metric] - second.drawn[metric]

@@ -1,10 +1,12 @@
-"""The rows of a plan, found by what names them, and their means over seeds."""
+"""The rows of a plan, found by what names them, and their means over seeds or folds."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cdgp_bench.grid import Variant
 from cdgp_bench.plan import Plan
+from cdgp_bench.protocol import Repeat
+from cdgp_bench.rows import identity_of
 from cdgp_bench.statistics import Summary, summarise
 
 Row = Mapping[str, Any]
@@ -25,11 +27,7 @@ class Results:
     def __init__(self, plan: Plan, rows: Iterable[Row]) -> None:
         self.plan = plan
         rows = list(rows)
-        self._rows = {
-            (r["dataset"], r["category"], r["method"], r["setting"], r["seed"], r["budget"]): r
-            for r in rows
-            if r["status"] == "ok"
-        }
+        self._rows = {identity_of(row): row for row in rows if row["status"] == "ok"}
         self.not_run = {
             (r["dataset"], r["method"]): r["reason"] for r in rows if r["status"] == "not run"
         }
@@ -45,16 +43,24 @@ class Results:
         return [name for name in wanted if self.categories[name]]
 
     def row(
-        self, dataset: str, category: str, variant: Variant, seed: int, budget: int | None = None
+        self,
+        dataset: str,
+        category: str,
+        variant: Variant,
+        repeat: Repeat,
+        budget: int | None = None,
     ) -> Row | None:
         """The finished row of one run, None where there is none."""
-        return self._rows.get((dataset, category, variant.method, variant.setting, seed, budget))
+        method, setting = variant.method, variant.setting
+        return self._rows.get(
+            (dataset, category, method, setting, repeat.seed, budget, repeat.fold)
+        )
 
     def rows_of(self, dataset: str, variant: Variant, budget: int | None = None) -> list[Row]:
-        """The finished rows of a variant, over seeds and categories."""
+        """The finished rows of a variant, over seeds or folds, and categories."""
         found = [
-            self.row(dataset, category, variant, seed, budget)
-            for seed in self.plan.seeds
+            self.row(dataset, category, variant, repeat, budget)
+            for repeat in self.plan.repeats
             for category in self.categories[dataset]
         ]
         return [row for row in found if row is not None]
@@ -67,20 +73,20 @@ class Results:
         budget: int | None = None,
         category: str | None = None,
     ) -> Summary | None:
-        """Category mean within each seed, then mean and standard deviation over seeds."""
+        """Category mean within each seed or fold, then mean and standard deviation over them."""
         chosen = self.categories[dataset] if category is None else [category]
         values = {}
-        for seed in self.plan.seeds:
-            of_seed = {c: self.row(dataset, c, variant, seed, budget) for c in chosen}
-            values[seed] = {c: None if r is None else r[metric] for c, r in of_seed.items()}
+        for repeat in self.plan.repeats:
+            found = {c: self.row(dataset, c, variant, repeat, budget) for c in chosen}
+            values[repeat] = {c: None if r is None else r[metric] for c, r in found.items()}
         return summarise(values)
 
     def by_category(self, dataset: str, variant: Variant, metric: str) -> dict[str, float | None]:
-        """The mean over seeds of each category, None where a seed is missing."""
+        """The mean over seeds or folds of each category, None where one is missing."""
         means: dict[str, float | None] = {}
         for category in self.categories[dataset]:
             found = self.summary(dataset, variant, metric, category=category)
-            complete = found is not None and found.seeds == len(self.plan.seeds)
+            complete = found is not None and found.repeats == self.plan.planned.number
             means[category] = found.mean if found is not None and complete else None
         return means
 

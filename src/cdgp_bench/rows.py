@@ -15,7 +15,7 @@ from cdgp_bench.scoring import METRICS
 Row = dict[str, Any]
 ROWS = "results.jsonl"
 COSTS = "complexity.jsonl"
-IDENTITY = ("dataset", "category", "method", "setting", "seed", "budget")
+IDENTITY = ("dataset", "category", "method", "setting", "seed", "budget", "fold")
 HASHES = ("config_sha256", "manifest_sha256", "masks_sha256", "metric_size")
 """Rows that agree in these hold the same numbers."""
 
@@ -37,7 +37,9 @@ def identity_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def run_name(row: Mapping[str, Any]) -> str:
     """A row in words."""
     name = f"{row['dataset']}/{row['category']} {row['method']} {row['setting']} seed {row['seed']}"
-    return name if row["budget"] is None else f"{name} k={row['budget']}"
+    fold = "" if row["fold"] is None else f" fold {row['fold']}"
+    budget = "" if row["budget"] is None else f" k={row['budget']}"
+    return f"{name}{fold}{budget}"
 
 
 def hash_of(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -79,7 +81,7 @@ def read_rows(path: Path) -> list[Row]:
     except ValueError as error:
         raise OutputError(f"{path}: damaged: {error}") from error
     missing = dict.fromkeys(HASHES, "")
-    return [{"status": "ok", "budget": None, **missing, **row} for row in rows]
+    return [{"status": "ok", "budget": None, "fold": None, **missing, **row} for row in rows]
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -11,15 +11,16 @@ from typing import Any, NamedTuple
 
 from cdgp.errors import CdgpError, OutputError
 from cdgp.method.build import pretrained_encoder
-from cdgp.progress import Progress
+from cdgp.progress import Progress, Quiet
 from cdgp.run_folder import KINDS, go_on, lock, read_run
+from cdgp_bench.curves import curves_file, profile_of, write_curves
 from cdgp_bench.errors import NotRunError
-from cdgp_bench.grid import METHODS, Run, Variant, budgets_of, variants_of
+from cdgp_bench.grid import METHODS, Run, Variant, budgets_of, own_row, variants_of
 from cdgp_bench.measure.complexity import measured
 from cdgp_bench.measure.harness import machine
 from cdgp_bench.plan import Plan
 from cdgp_bench.prepare import Say, prepare_all
-from cdgp_bench.protocol import Prepared, SplitKey
+from cdgp_bench.protocol import Prepared, Repeat, SplitKey
 from cdgp_bench.qualitative import example_path, is_current, save_example
 from cdgp_bench.rows import (
     COSTS,
@@ -36,7 +37,7 @@ from cdgp_bench.rows import (
     wanted_hash,
     write_rows,
 )
-from cdgp_bench.scoring import score_test
+from cdgp_bench.scoring import metrics_of, scores_of
 
 log = logging.getLogger(__name__)
 
@@ -135,43 +136,60 @@ def compute_rows(
 
 
 def plan_runs(plan: Plan, categories: set[tuple[str, str]]) -> list[Run]:
-    """The plan's runs, each once, seed by seed, so that an early stop leaves whole comparisons."""
+    """The plan's runs, each once, seed by seed or fold by fold, so that an early stop leaves whole
+    comparisons.
+    """
     every = (
-        _run(plan, name, category, variant, seed, budget)
-        for seed in plan.seeds
+        run_of(plan, name, category, variant, repeat, budget)
+        for repeat in plan.repeats
         for name in plan.datasets
         for experiment, sets in plan.experiments.items() if name in sets
         for budget in budgets_of(experiment, plan.budgets)
         for variant in variants_of(experiment, plan.methods)
+        if own_row(experiment, variant, budget)
         for category in sorted(c for d, c in categories if d == name)
     )  # fmt: skip
     return list({run.identity: run for run in every}.values())
 
 
-def _run(
-    plan: Plan, name: str, category: str, variant: Variant, seed: int, budget: int | None = None
+def run_of(
+    plan: Plan,
+    name: str,
+    category: str,
+    variant: Variant,
+    repeat: Repeat,
+    budget: int | None = None,
 ) -> Run:
-    chosen = plan.settings_of(name, variant, seed)
-    return Run(name, category, variant, seed, budget, chosen, plan.options_of(variant.method))
+    """A run with the plan's settings and options."""
+    chosen, options = plan.settings_of(name, variant, repeat.seed), plan.options_of(variant.method)
+    return Run(name, category, variant, repeat.seed, budget, chosen, options, repeat.fold)
+
+
+def is_compared(run: Run) -> bool:
+    """Whether a run is of a whole method with all labels, so that others are compared with it."""
+    control = METHODS[run.variant.method].supervision == "control"
+    return run.variant.setting == "default" and run.budget is None and not control
 
 
 def computed(run: Run, prepared: Prepared, plan: Plan, place: Place) -> Row:
     """Train and score one run; an error becomes a row with the reason."""
-    method = METHODS[run.variant.method]
     size = run.settings.input_size if plan.metric_size == "input" else None
-    # Branches and kinds of defects take as long as the map itself: of whole methods alone.
-    details = (
-        run.variant.setting == "default" and run.budget is None and method.supervision != "control"
-    )
+    # Branches, kinds of defects and curves take as long as the map itself: of whole methods alone.
+    details = is_compared(run)
     try:
         fitted = run.fit(prepared.weak, place.checkpoints / run.dataset, place.progress)
         began = time.monotonic()
-        scored = score_test(fitted, prepared.manifest, size, details)
+        found = scores_of(fitted, prepared.manifest, size, details, Quiet())
+        row = metrics_of(found, prepared.manifest, size, fitted.probability, details)
+        if details:
+            wanted = wanted_hash(run, prepared, plan)
+            file = curves_file(place.checkpoints, run.dataset, run.variant.method, wanted)
+            write_curves(file, profile_of(found))
     except Exception as error:
         return failure(error, run.identity)
     return {
         "status": "ok",
-        **scored,
+        **row,
         "seconds": round(fitted.seconds, 1),
         "evaluation_seconds": round(time.monotonic() - began, 1),
         "facts": fitted.facts,
@@ -193,13 +211,13 @@ def failure(error: Exception, label: object) -> Row:
 
 
 def save_examples(plan: Plan, prepared: Mapping[SplitKey, Prepared], place: Place) -> list[Row]:
-    """The qualitative images of the first seed, one a category; returns what failed."""
+    """The qualitative images of the first seed or fold, one a category; returns what failed."""
     failed = []
-    for (name, category, seed, budget), part in prepared.items():
-        wanted = name in plan.experiments.get("qualitative", ()) and seed == plan.seeds[0]
-        if not wanted or budget is not None:
+    for (name, category, seed, budget, fold), part in prepared.items():
+        first = Repeat(seed, fold) == plan.repeats[0] and budget is None
+        if not first or name not in plan.experiments.get("qualitative", ()):
             continue
-        run = _run(plan, name, category, Variant("", "cdgp"), seed)
+        run = run_of(plan, name, category, Variant("", "cdgp"), Repeat(seed, fold))
         cache_key = "-".join(wanted_hash(run, part, plan)[:2])
         path = example_path(place.out, name, category)
         try:
@@ -213,15 +231,15 @@ def save_examples(plan: Plan, prepared: Mapping[SplitKey, Prepared], place: Plac
 
 
 def measure_costs(plan: Plan, prepared: Mapping[SplitKey, Prepared], place: Place) -> list[Row]:
-    """Parameters, latency and memory of the plan's methods at each set's input, first seed."""
+    """Parameters, latency and memory of the plan's methods at each set's input."""
     path = place.out / COSTS
     known = {cost_key(r): r for r in read_rows(path) if r["status"] == "ok"}
     rows = []
     for name in plan.experiments.get("complexity", ()):
         first = next(key for key in prepared if key.dataset == name)
-        part = prepared[first._replace(seed=plan.seeds[0], budget=None)]
+        part = prepared[first._replace(budget=None, **plan.repeats[0]._asdict())]
         for variant in variants_of("main", plan.methods):
-            run = _run(plan, name, part.category, variant, part.seed)
+            run = run_of(plan, name, part.category, variant, plan.repeats[0])
             row = identity(run, plan) | {
                 "config_sha256": run.config_sha256, "machine": machine(),
             }  # fmt: skip

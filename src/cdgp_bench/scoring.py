@@ -7,15 +7,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cdgp.data.groups import group_numbers
 from cdgp.data.manifest import Manifest
 from cdgp.evaluation import MapFile, odd_images, pixel_metrics, true_mask
 from cdgp.inference import resize_map
 from cdgp.metrics.ranking import image_auroc
 from cdgp.metrics.reliability import expected_calibration_error
-from cdgp.progress import Progress, Quiet
+from cdgp.progress import Progress
 from cdgp_bench.methods import Fitted
 
 METRICS = ("image_auroc", "pixel_auroc", "pixel_aupro_30", "pixel_aupro_05")
+IMAGE = ("pixel_sha256", "group", "defective", "score")
+"""What a row holds of each test image: the first 12 digits, the number of its group within the test
+part, 0 or 1, and the image score."""
 
 
 class Scores(NamedTuple):
@@ -59,14 +63,23 @@ def scores_of(
     return found
 
 
-def score_test(
-    fitted: Fitted, manifest: Manifest, size: tuple[int, int] | None, details: bool
+def metrics_of(
+    found: Scores,
+    manifest: Manifest,
+    size: tuple[int, int] | None,
+    probability: bool,
+    details: bool,
 ) -> dict[str, Any]:
-    """Metrics over the test part at a (height, width), or at each image's own size, as a row holds
-    them; with details, of branches and kinds of defects too.
+    """Metrics over the scored test part, as a row holds them.
+
+    Args:
+        found: what ``scores_of`` gave for ``manifest`` and ``size``.
+        manifest: with the test part.
+        size: (height, width) of maps and masks; None is each image's own.
+        probability: whether the image score is meant as one.
+        details: also metrics of branches and kinds of defects, and the score of each image.
     """
     samples = manifest.of("test")
-    found = scores_of(fitted, manifest, size, details, Quiet())
     inside = [s for s, mask in zip(samples, found.masks, strict=True) if mask is not None]
     masks = [mask for mask in found.masks if mask is not None]
     names = [manifest.name(s.image) for s in inside]
@@ -77,10 +90,11 @@ def score_test(
         **pixel_metrics(found.maps["final"].maps(), masks, names),
         "metric_size": "input" if size else "native",
     }
-    if fitted.probability:
+    if probability:
         ece = expected_calibration_error(found.image_scores, found.defective)
         row["image_ece"] = ece.value
     if details:
+        row["images"] = image_scores(found, manifest)
         kinds = [kind_of(s.image.stem) if s.defective else None for s in inside]
         maps = {branch: store.maps() for branch, store in found.maps.items()}
         row["branches"] = {
@@ -92,6 +106,16 @@ def score_test(
         }
     row["notes"] = odd_images(found.notes, samples)
     return row
+
+
+def image_scores(found: Scores, manifest: Manifest) -> list[list[Any]]:
+    """``IMAGE`` of each test image: all that intervals and reliability of image scores need."""
+    samples = manifest.of("test")
+    groups = group_numbers(manifest, samples).tolist()
+    return [
+        [str(s.pixel_sha256)[:12], group, int(s.defective), float(score)]
+        for s, group, score in zip(samples, groups, found.image_scores, strict=True)
+    ]
 
 
 def kind_of(stem: str) -> str | None:

@@ -1,11 +1,11 @@
-"""From rows to statements: means over seeds, and paired comparisons over categories.
+"""From rows to statements: means over seeds or folds, and paired comparisons over categories.
 
 The unit of the paired analysis is the category, after averaging over seeds (Section S1.1 of the
 paper): a percentile bootstrap of the mean difference, an exact sign-flip test, Holm's adjustment.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,28 +15,36 @@ RESAMPLES = 100_000
 CONFIDENCE = 0.95
 
 
+class Repeats(NamedTuple):
+    """How often a plan measures each method."""
+
+    number: int
+    word: Literal["seeds", "folds"]
+
+
 class Summary(NamedTuple):
-    """Mean and spread over seeds of the mean over categories."""
+    """Mean and spread over seeds or folds of the mean over categories."""
 
     mean: float
     std: float | None
-    """Sample standard deviation (n - 1); None for one seed."""
-    seeds: int
+    """Sample standard deviation (n - 1); None for one seed or fold."""
+    repeats: int
+    """The number of seeds or folds."""
 
 
-def summarise(values: Mapping[int, Mapping[str, float | None]]) -> Summary | None:
-    """Category mean within each seed, then mean and standard deviation over seeds, if any.
+def summarise(values: Mapping[Any, Mapping[str, float | None]]) -> Summary | None:
+    """Category mean within each seed or fold, then mean and standard deviation over them, if any.
 
-    A seed counts only where every category that any seed has is there, since a mean over fewer
-    categories is another quantity.
+    One counts only where every category that any has is there, since a mean over fewer categories
+    is another quantity.
 
     >>> summarise({0: {"a": 0.25, "b": 0.5}, 1: {"a": 0.5, "b": 0.75}})
-    Summary(mean=0.5, std=0.1767766952966369, seeds=2)
+    Summary(mean=0.5, std=0.1767766952966369, repeats=2)
     """
-    categories = {name for of_seed in values.values() for name in of_seed}
+    categories = {name for of_repeat in values.values() for name in of_repeat}
     means = []
-    for of_seed in values.values():
-        found = [of_seed.get(name) for name in sorted(categories)]
+    for of_repeat in values.values():
+        found = [of_repeat.get(name) for name in sorted(categories)]
         if found and all(v is not None for v in found):
             means.append(float(np.mean([v for v in found if v is not None])))
     if not means:

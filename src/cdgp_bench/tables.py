@@ -52,6 +52,8 @@ def all_tables(plan: Plan, rows: Sequence[Row], costs: Sequence[Row]) -> list[Ta
         tables.append(_per_category(results))
     if results.sets("label_budget"):
         tables.append(_label_budget(results))
+    if results.sets("budget_curve"):
+        tables.append(_budget_curve(results))
     if costs:
         tables.append(appendix.complexity(results, costs))
     if any(grid.METHODS[name].options for name in plan.methods):
@@ -91,7 +93,8 @@ def _main(results: Results, number: str, title: str, metrics: Sequence[str]) -> 
 
 def _scored(plan: Plan) -> str:
     size = "the network's input size" if plan.metric_size == "input" else "each image's own size"
-    return f"× 100, mean ± standard deviation over seeds {list(plan.seeds)}; scored at {size}."
+    over = f"seeds {list(plan.seeds)}" if plan.folds is None else f"{plan.folds} folds"
+    return f"× 100, mean ± standard deviation over {over}; scored at {size}."
 
 
 def _unseparated(results: Results, sets: Sequence[str], variant: grid.Variant) -> str:
@@ -146,7 +149,8 @@ def _paired(results: Results) -> Table:
                          str(c.categories)]  # fmt: skip
                 rows.append(TableRow(f"{title} / {NAMES[metric]}", cells, group))
     note = (
-        f"Percentage points, first minus second, after averaging over seeds. Intervals: "
+        f"Percentage points, first minus second, after averaging over {results.plan.planned.word}. "
+        "Intervals: "
         f"{CONFIDENCE:.0%} percentile bootstrap over categories, {RESAMPLES:,} resamples. p: exact "
         "two-sided sign-flip test, Holm-adjusted within the three metrics of a contrast. n "
         "categories cannot give a p below 2 / 2^n."
@@ -177,7 +181,7 @@ def _label_budget(results: Results) -> Table:
     for d in results.sets("label_budget"):
         for budget in grid.budgets_of("label_budget", results.plan.budgets):
             cells = [results.summary(d, v, metric, budget) for v, metric in BUDGET_COLUMNS]
-            rows.append(TableRow(_budget_name(results, d, budget), cells, d))
+            rows.append(TableRow(_budget_name(results, d, grid.FULL, budget), cells, d))
     head = ["Defective images a category", "AUROC-I", "AUPRO@.3 spatial", "AUPRO@.3 final",
             "AUPRO@.05 spatial", "AUPRO@.05 final"]  # fmt: skip
     note = (
@@ -187,10 +191,30 @@ def _label_budget(results: Results) -> Table:
     return Table("table_S11-label_budget", "Label budget", head, rows, False, note)
 
 
-def _budget_name(results: Results, dataset: str, budget: int | None) -> str:
+def _budget_curve(results: Results) -> Table:
+    """Every method by its number of defective training images; of those without, one line."""
+    rows = []
+    for d in results.sets("budget_curve"):
+        for variant in grid.variants_of("budget_curve", results.plan.methods):
+            for budget in grid.budgets_of("budget_curve", results.plan.budgets):
+                if grid.own_row("budget_curve", variant, budget):
+                    name = _budget_name(results, d, variant, budget)
+                    if grid.METHODS[variant.method].supervision == "normal":
+                        name = "any"
+                    cells = [results.summary(d, variant, m, budget) for m in NAMES]
+                    rows.append(TableRow(f"{variant.label}: {name}", cells, d))
+    head = ["Method: defective images", *NAMES.values()]
+    note = (
+        "All good training images, k defective ones; any: the method uses good images alone. "
+        + _scored(results.plan)
+    )
+    return Table("table_X3-budget_curve", "Label budgets by method", head, rows, False, note)
+
+
+def _budget_name(results: Results, dataset: str, variant: grid.Variant, budget: int | None) -> str:
     """The budget, and how many there were where some category has fewer defective images."""
     if budget is None:
         return "Full"
-    rows = results.rows_of(dataset, grid.FULL, budget)
+    rows = results.rows_of(dataset, variant, budget)
     least = min((r["effective_budget"] for r in rows), default=budget)
     return str(budget) if least == budget else f"{budget} (only {least} in some)"

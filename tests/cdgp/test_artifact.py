@@ -11,16 +11,18 @@ from hypothesis import strategies as st
 
 from cdgp.artifact import Decision, decision_of
 from cdgp.errors import SettingsError
-from cdgp.method.calibration import BALANCED, ImageCalibrator, image_probability
+from cdgp.method.calibration import BALANCED, ImageCalibrator, image_score
 
-SAME = ImageCalibrator(0.0, 1.0, 1.0, 0.0)
+SAME = ImageCalibrator((0.0,), (1.0,), (1.0,), 0.0)
 """Its log-odds are the pooled evidence itself."""
 RATES = [1e-5, 0.02, 0.3, 0.5, 0.7, 0.999]
 
 
 def told(decision: Decision, pooled: torch.Tensor) -> list[tuple[float, bool]]:
     """Scores and decisions as a detector tells them."""
-    both = [image_probability(pooled, SAME, r).tolist() for r in (BALANCED, decision.defect_rate)]
+    both = [
+        image_score(pooled[:, None], SAME, r).tolist() for r in (BALANCED, decision.defect_rate)
+    ]
     return [decision.told(balanced, score) for balanced, score in zip(*both, strict=True)]
 
 
@@ -63,7 +65,7 @@ def test_no_rate_changes_a_decision_or_the_order(
 def test_an_image_at_a_calibrated_threshold_stays_good_at_any_rate() -> None:
     """The threshold of a bound is the score of a calibration image, bit by bit."""
     pooled = torch.randn(500, generator=torch.Generator().manual_seed(0))
-    scores = image_probability(pooled, SAME)
+    scores = image_score(pooled[:, None], SAME)
     for place in range(0, 500, 25):
         decision = Decision(float(scores[place]), "", None)
         for rate in RATES:

@@ -388,10 +388,12 @@ def test_fewer_images_than_a_batch(cases: Path, tmp_path: Path, kind: str) -> No
     assert losses and np.isfinite(losses).all()
     assert {record["stage"] for record in log if "step" in record} >= {"Dual GP", "Reverse student"}
     assert "too_few" in kinds(run.audit)
-    assert any("training images themselves" in n
-               for n in run.detector.model.calibration.image.notes)  # fmt: skip
+    image = run.detector.model.calibration.image
     if kind == "two":
+        assert any("training images themselves" in note for note in image.notes)
         assert not run.manifest.of("test") and not run.manifest.of("calibration")
+    else:
+        assert image.is_p_value, "the only defective image is trained on"
     assert 0 <= run.detector.predict(run.manifest.samples[0].image).pred_score <= 1
 
 

@@ -33,7 +33,7 @@ def graded(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("graded") / "run"
     shutil.copytree(tiny_run.folder, folder)
     model = artifact.load(folder / "model.safetensors")
-    image = model.calibration.image._replace(slope=1.0, intercept=0.3, notes=())
+    image = model.calibration.image._replace(slope=(0.05, 0.02, 0.02), intercept=0.3, notes=())
     model = model._replace(calibration=model.calibration._replace(image=image))
     detector = Detector.of(model)
     scores = sorted(detector.predict(s.image).pred_score for s in tiny_run.manifest.of("test"))

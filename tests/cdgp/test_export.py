@@ -1,7 +1,10 @@
 """Exported files: what they hold, and that a graph with other numbers is never written."""
 
+import copy
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +16,22 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.helpers import ROOT
+from torch import Tensor
+from torch.nn import Conv2d
 
 import cdgp
 from cdgp import artifact, export
+from cdgp.artifact import Model
 from cdgp.data.images import to_input
 from cdgp.data.manifest import Manifest
 from cdgp.errors import DataError, ModelFileError, OutputError, SettingsError
 from cdgp.export import TARGETS, TOLERANCE, ExportOptions
 from cdgp.files import digest
+from cdgp.method.calibration import fit_image_evidence, image_score
+from cdgp.method.graph import DominanceHead, EvidenceGraph
 from cdgp.progress import Quiet
 from cdgp.runtimes import writers
+from cdgp.runtimes.torch import TorchRuntime
 from cdgp.workflows import Run
 
 EXAMPLE = ROOT / "examples/onnx_numpy.py"
@@ -46,12 +55,104 @@ def test_free_size(tiny_run: Run, tmp_path: Path, target: str) -> None:
     assert detector.card.export["input"]["shape"] == ["batch", 3, "height", "width"]
 
 
+def without_dual_gp(model: Model, inputs: Sequence[Tensor], ties: bool) -> Model:
+    """As after a training with good images alone: its score is one minus a p-value."""
+    network = copy.copy(model.network)
+    network._modules = network._modules | dict.fromkeys(("encoder", "projection", "gps"))
+    pooled = EvidenceGraph(network)(torch.stack(list(inputs))).pooled.double().numpy()
+    if ties:
+        pooled[:] = pooled[:1]
+    image = fit_image_evidence(pooled, np.zeros(len(pooled), np.bool_), has_dominance=False)
+    assert image.is_p_value and len(image.slope) == 2
+    calibration = model.calibration._replace(image=image, fusion_weight=0.0)
+    provenance = model.provenance | {"rests_on": "good images alone"}
+    return model._replace(network=network, calibration=calibration, provenance=provenance)
+
+
+def as_in_the_paper(model: Model) -> Model:
+    """No distance, and the dominance alone for the image."""
+    network = copy.copy(model.network)
+    network._modules = network._modules | {"distance": None}
+    network.image_evidence = "dominance"
+    c = model.calibration
+    image = c.image._replace(
+        centre=c.image.centre[:1], scale=c.image.scale[:1], slope=(0.7,), good_logits=()
+    )
+    calibration = c._replace(image=image, distance_weight=0.0)
+    old = model.settings
+    settings = old.model_copy(update={
+        "calibration": old.calibration.model_copy(update={"image_evidence": "dominance"}),
+        "distance": old.distance.model_copy(update={"weight": 0.0}),
+    })  # fmt: skip
+    return model._replace(network=network, calibration=calibration, settings=settings)
+
+
+@pytest.mark.parametrize("target", list(TARGETS))
+@pytest.mark.parametrize("kind", ["p-value", "paper"])
+def test_models_with_other_branches(
+    tiny_run: Run, odd_images: list[NDArray[np.uint8]], tmp_path: Path, kind: str, target: str
+) -> None:
+    """Exported as any other, with the numbers of torch, at batches of 1, 3 and 5."""
+    model = tiny_run.detector.model
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(folder(tiny_run) / "manifest.csv", run)
+    good = [sample.image for sample in tiny_run.manifest.of("calibration") if not sample.defective]
+    inputs = [export.network_input(path, model.settings) for path in good]
+    if kind == "paper":
+        model = as_in_the_paper(model)
+    else:
+        model = without_dual_gp(model, inputs, ties=kind != "p-value")
+    artifact.save(run / "model.safetensors", model)
+    out = tmp_path / f"a{TARGETS[target].suffix}"
+    found = export.export(run, ExportOptions(target, out), Quiet()).parity
+    assert found.worst <= TOLERANCE and found.ranks < 1e-3 and not found.changed
+    detector, plain = cdgp.load(out), cdgp.load(run)
+    entries = 1 if kind == "paper" else 2
+    for image in odd_images:
+        a, b = detector.predict(image), plain.predict(image)
+        assert a.pred_score == pytest.approx(b.pred_score, abs=1e-4)
+    for batch in (1, 4):
+        outputs = detector.runtime.run(torch.stack(inputs[:batch]))
+        assert outputs.pooled.shape == (batch, entries)
+        scores = image_score(
+            outputs.pooled, model.calibration.image, model.decision.defect_rate
+        ).float()
+        torch.testing.assert_close(outputs.pred_score, scores, atol=1e-5, rtol=0)
+    assert detector.card.image == model.calibration.image
+    assert detector.card.export["score"] == {
+        "kind": "probability" if kind == "paper" else "p-value",
+        "rests_on": "10 defects" if kind == "paper" else "good images alone",
+    }
+    if target == "onnx":
+        np.save(tmp_path / "image.npy", odd_images[1])
+        done = subprocess.run([sys.executable, EXAMPLE, out, tmp_path / "image.npy"],
+                              capture_output=True, text=True, check=True)  # fmt: skip
+        expected = plain.predict(odd_images[1])
+        label, score = done.stdout.splitlines()[0].split()
+        assert label == ("defective" if expected.pred_label else "good")
+        assert float(score) == pytest.approx(expected.pred_score, abs=2e-6)
+
+
 def test_a_bound_does_not_hold_at_another_size(tiny_run: Run) -> None:
     model = tiny_run.detector.model
     bounded = model._replace(decision=model.decision._replace(false_reject_bound=0.05))
     assert export.with_input_size(bounded, (64, 96)).decision.false_reject_bound is None
     sizes: list[export.InputSize] = [None, "free", model.settings.input_size]
     assert all(export.with_input_size(bounded, size) is bounded for size in sizes)
+
+
+def source_type(op: Any, place: int = 0) -> str:
+    """The kind of operation that gives an input."""
+    kind: str = op.input_value(place).get_node().get_type_name()
+    return kind
+
+
+def in_8_bits(op: Any) -> bool:
+    """Whether a layer multiplies numbers of 8 bits: its weights are rounded."""
+    return any(source_type(op, place) in ("FakeQuantize", "Reshape", "Multiply") and
+               "fq_weights" in op.input_value(place).get_node().get_friendly_name()
+               for place in (0, 1))  # fmt: skip
 
 
 def test_int8_is_measured(
@@ -67,6 +168,22 @@ def test_int8_is_measured(
     quantised = [o for o in openvino.Core().read_model(out).get_ops()
                  if o.get_type_name() == "FakeQuantize"]  # fmt: skip
     assert len(quantised) > 50
+    layers = [o for o in openvino.Core().read_model(out).get_ops()
+              if o.get_type_name() in ("Convolution", "GroupConvolution", "MatMul")]  # fmt: skip
+    graph = tiny_run.detector.runtime
+    assert isinstance(graph, TorchRuntime)
+    head = graph.graph.evidence.head
+    assert isinstance(head, DominanceHead)
+    channels = sorted(layer.out_channels for layer in head.modules() if isinstance(layer, Conv2d))
+    channels += [32, 32]  # components of the distance
+    exact = [o for o in layers if not in_8_bits(o)]
+    assert sorted(
+        o.output(0).get_partial_shape()[1].get_length()
+        for o in exact
+        if o.get_type_name() == "Convolution"
+    ) == sorted(channels), "head and distance in float32, all other convolutions in 8 bits"
+    assert not any(in_8_bits(o) for o in layers if o.get_type_name() == "MatMul")
+    assert all(source_type(o) != "FakeQuantize" for o in exact)
     assert detector.predict(odd_images[0]).anomaly_map.shape == odd_images[0].shape[:2]
 
 

@@ -22,10 +22,11 @@ def changed(model: Path, folder: Path, key: str, change: Callable[[Any], None]) 
     with safe_open(model, "pt") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    del metadata["sha256"]  # else the digest alone would refuse it
     value = json.loads(metadata[key])
     change(value)
-    save_file(tensors, folder / "changed.safetensors", metadata | {key: json.dumps(value)})
+    metadata |= {key: json.dumps(value)}
+    metadata["sha256"] = artifact.digest_of(metadata, tensors)  # else it alone would refuse it
+    save_file(tensors, folder / "changed.safetensors", metadata)
     return folder / "changed.safetensors"
 
 
@@ -42,6 +43,7 @@ def changed(model: Path, folder: Path, key: str, change: Callable[[Any], None]) 
         ("decision", lambda v: v.update(threshold=7)),
         ("decision", lambda v: v.update(false_reject_bound="x")),
         ("calibration", lambda v: v["image"].update(slope=math.nan)),
+        ("calibration", lambda v: v["image"]["slope"].__setitem__(1, math.nan)),
         ("calibration", lambda v: v.update(fusion_weight=[1])),
         ("calibration", lambda v: v["tail"].update(floor="high")),
         ("calibration", lambda v: v.update(tail=[])),

@@ -36,6 +36,9 @@ def test_the_configuration_table_to_the_letter() -> None:
     # The paper-literal reading of what its table does not fix.
     assert s.dual_gp.sigma_gradient
     assert (s.dual_gp.sampler, s.dual_gp.mil_pooling) == ("random", "max")
+    # What the paper does not have.
+    assert (s.dual_gp.mean_weight, s.distance.weight) == (0, 0)
+    assert s.calibration.image_evidence == "dominance"
 
 
 @pytest.mark.slow

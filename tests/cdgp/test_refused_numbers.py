@@ -93,7 +93,7 @@ def train_option(*options: object) -> Maker:
 def bound_without_ranking(tmp: Path, run: Run, data: Manifest) -> str:
     """A slope at its bound of zero: every image has one probability."""
     calibration = run.detector.model.calibration
-    flat = calibration._replace(image=calibration.image._replace(slope=0.0, intercept=0.0))
+    flat = calibration._replace(image=calibration.image._replace(slope=(0.0,) * 3, intercept=0.0))
     evidence = CalibrationEvidence([], torch.zeros(0, dtype=torch.bool), [])
     split = run.manifest.weak_split()
     decide(evidence, flat, DecisionSettings(max_false_rejects=0.3), split)
@@ -194,7 +194,9 @@ MAKERS: dict[str, Maker] = {
     "bound-copies": bound_copies,
     "bound-of-zero": train_option("--max-false-rejects", 0),
     "bound-in-percent": train_option("--max-false-rejects", 2),
-    "bound-seen-images": train_option("--set", "decision.max_false_rejects=0.2"),
+    "bound-seen-images": train_option(
+        "--set", "decision.max_false_rejects=0.2", "--set", "calibration.pictures=seen"
+    ),
     "bound-without-ranking": bound_without_ranking,
     "rate-of-zero": train_option("--defect-rate", 0),
     "rate-of-one": rate_of_one,

@@ -61,7 +61,8 @@ def row(method: str, category: str, seed: int, value: float, **more: Any) -> dic
     """A row of the paper's MVTec AD 2 plan."""
     return {
         "dataset": "mvtec_ad2", "category": category, "method": method, "setting": "default",
-        "seed": seed, "budget": None, "status": "ok", "preset": "paper", "input_size": [256, 256],
+        "seed": seed, "budget": None, "fold": None, "status": "ok", "preset": "paper",
+        "input_size": [256, 256],
         "metric_size": "input", "image_auroc": value, "pixel_auroc": value,
         "pixel_aupro_30": value, "pixel_aupro_05": value, "facts": {}, "notes": {},
         "parts": {"fit": [1, 1], "calibration": [1, 1], "test": [1, 1]}, "effective_budget": 2,

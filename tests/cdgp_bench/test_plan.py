@@ -14,7 +14,8 @@ from cdgp_bench.run import plan_runs
 
 def test_ready_plans_are_whole() -> None:
     assert ready_plans() == [
-        "in-house", "in-house-full", "paper-ksdd2", "paper-mvtec-ad2", "paper-visa", "smoke",
+        "in-house", "in-house-budget", "in-house-cv", "in-house-full", "in-house-outside",
+        "paper-ksdd2", "paper-mvtec-ad2", "paper-visa", "smoke",
     ]  # fmt: skip
     for name in ready_plans():
         plan = read_plan(name)
@@ -29,7 +30,15 @@ def test_ready_plans_are_whole() -> None:
         ("main =", "mian =", "'main'"),
         ('["surfaces"]', '["surface"]', "'surfaces'"),
         ("seeds = [0]", "seeds = []", "seeds"),
+        (
+            "seeds = [0]",
+            "seeds = [0, 1]\nfolds = 3",
+            "a plan with folds takes one seed, 2 are given",
+        ),
+        ("seeds = [0]", "seeds = [0]\nfolds = 1", "folds"),
+        ("seeds = [0]", "seeds = [0]\nbudgets = [-1]", "budgets"),
         ("title", "titel", "titel"),
+        ('preset = "lite"', 'preset = "dino"', "preset"),
         ("[64, 64]", "[60, 64]", "datasets.surfaces: settings: input_size 60x64"),
         ("steps = 2, b", "stpes = 2, b", "'dual_gp.stpes': did you mean 'steps'"),
         ("input_size", "layout = 'visa3'\ninput_size", "'visa3'"),

@@ -277,7 +277,8 @@ def test_rankings_stay_outside_every_reported_test_part(images: Manifest, parts:
         found = ranking_split(grouped, DATA, seed)
         assert {s.image for s in found.samples} == kept
         assert not {s.group for s in found.samples} & groups
-        assert set(found.counts()) == {"fit", "calibration"} and found.has_calibration
+        both = {s.defective for s in found.of("calibration")}
+        assert set(found.counts()) == {"fit", "calibration"} and both == {False, True}
         calibrating.add(frozenset(s.image for s in found.of("calibration")))
     assert len(calibrating) > 1
     on_the_seed = {s.image for s in reported[0].of("calibration")}

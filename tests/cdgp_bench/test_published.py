@@ -89,6 +89,18 @@ def test_ours_are_shown_only_under_the_same_protocol(plan: Plan) -> None:
         assert all(same_protocol(chosen, d) for d in chosen.datasets)
 
 
+def test_what_was_trained_too_little_says_so(plan: Plan) -> None:
+    rows = [row("efficientad", c, s, 0.5, facts={"budget_share": 0.2})
+            for c in MVTEC_AD2_CATEGORIES for s in (0, 1, 2)]  # fmt: skip
+    said = "EfficientAD (less than a quarter of the published training, not ranked)"
+    ours = next(line for line in published(Results(plan, rows)).splitlines() if said in line)
+    assert "→ 50.0 ± 0.0" in ours
+    whole = [r | {"facts": {"budget_share": 0.25}} for r in rows]
+    assert said not in published(Results(plan, whole))
+    other = Results(plan.model_copy(update={"preset": "lite"}), rows)
+    assert said not in published(other), "no number of ours is shown"
+
+
 def test_counts_other_than_the_published_are_another_protocol() -> None:
     plan = read_plan("paper-ksdd2")
     whole = {"fit": [1668, 197], "calibration": [417, 49], "test": [894, 110]}

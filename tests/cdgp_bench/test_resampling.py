@@ -11,6 +11,7 @@ from cdgp.errors import DataError
 from cdgp.metrics.ranking import image_auroc, pixel_auroc
 from cdgp.metrics.regions import aupro
 from cdgp_bench.resampling import (
+    averaged,
     difference,
     group_draws,
     profile,
@@ -130,6 +131,62 @@ def test_interval_against_all_draws() -> None:
     scores, labels = found[0][2:]
     exact_values = [copied((*f[:2], scores, labels), np.ones(6))["pixel_aupro_30"] for f in found]
     assert found_difference.value == pytest.approx(exact_values[0] - exact_values[1], abs=1e-12)
+
+
+def test_interval_over_folds_against_all_draws() -> None:
+    """Two folds of three groups: all 27 x 27 draws, measured by copying images."""
+    groups = [*"aabbcc"]
+    members = [np.flatnonzero(np.array(groups) == name) for name in "abc"]
+    drawn = np.zeros((27, 6))
+    for row, chosen in enumerate(itertools.product(range(3), repeat=3)):
+        for group in chosen:
+            drawn[row, members[group]] += 1
+    methods, exact = [], []
+    for shift in (0, 10):
+        folds = [images(20 + shift + fold, 10) for fold in range(2)]
+        shared = [images(20 + fold, 10)[1:] for fold in range(2)]  # masks, scores and labels
+        alike = [(one[0], *rest) for one, rest in zip(folds, shared, strict=True)]
+        methods.append([profile(*one) for one in alike])
+        exact.append([
+            np.array([copied(one, w).get("pixel_aupro_30", math.nan) for w in drawn])
+            for one in alike
+        ])  # fmt: skip
+    both = [one[0][:, None] / 2 + one[1][None] / 2 for one in exact]
+    spread = (both[0] - both[1]).ravel()
+    ends = np.percentile(spread[~np.isnan(spread)], [2.5, 97.5])
+    weights = [group_draws(groups, 40_000, seed=fold) for fold in range(2)]
+    pooled = [
+        averaged([resampled(k, w) for k, w in zip(kept, weights, strict=True)]) for kept in methods
+    ]
+    found = difference(pooled[0], pooled[1], "pixel_aupro_30")
+    assert found is not None
+    width = ends[1] - ends[0]
+    assert [found.low, found.high] == pytest.approx(ends.tolist(), abs=0.03 * width)
+    one_fold = np.nanpercentile(exact[0][0] - exact[1][0], [2.5, 97.5])
+    assert np.abs(one_fold - ends).max() > 0.1 * width  # so that a single fold would be seen
+    whole = [
+        np.mean([copied((one[0], *rest), np.ones(6))["pixel_aupro_30"]
+                 for one, rest in zip(folds, shared, strict=True)])
+        for folds in ([images(20 + s + f, 10) for f in range(2)] for s in (0, 10))
+    ]  # fmt: skip
+    assert found.value == pytest.approx(whole[0] - whole[1], abs=1e-12)
+    # A draw of good images alone has no marked pixel; one such fold makes the draw undefined.
+    lacking = [(w[:, :4].sum(1) == 0) for w in weights]
+    assert found.draws == 40_000 - np.count_nonzero(lacking[0] | lacking[1]) < 40_000
+
+
+def test_a_known_difference_over_folds() -> None:
+    """One method ranks perfectly in every fold, one the wrong way round: + 1 in every draw."""
+    maps, masks, _, labels = images(3, 10)
+    scores = [float(label) for label in labels]
+    weights = [group_draws(list("abcdef"), 500, seed=fold) for fold in range(3)]
+    pooled = [
+        averaged([resampled(profile(maps, masks, [sign * s for s in scores], labels), w)
+                  for w in weights])
+        for sign in (1, -1)
+    ]  # fmt: skip
+    found = difference(pooled[0], pooled[1], "image_auroc")
+    assert found is not None and found[:3] == (1, 1, 1)
 
 
 def test_a_method_against_itself_and_without_defects() -> None:

@@ -12,10 +12,10 @@ def test_summaries_average_categories_within_seeds(plan: Plan) -> None:
     rows = [row("cdgp", c, s, v + s / 10)
             for c, v in (("can", 0.2), ("vial", 0.6)) for s in (0, 1, 2)]  # fmt: skip
     found = Results(plan, rows).summary("mvtec_ad2", FULL, "pixel_auroc")
-    assert found is not None and found.seeds == 3
+    assert found is not None and found.repeats == 3
     assert (found.mean, found.std) == pytest.approx((0.5, 0.1))
     incomplete = Results(plan, rows[:-1]).summary("mvtec_ad2", FULL, "pixel_auroc")
-    assert incomplete is not None and incomplete.seeds == 2
+    assert incomplete is not None and incomplete.repeats == 2
 
 
 def test_failed_rows_are_no_numbers(plan: Plan) -> None:

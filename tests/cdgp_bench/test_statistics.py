@@ -74,13 +74,13 @@ def test_category_mean_comes_before_the_spread_over_seeds() -> None:
     assert found is not None
     assert found.mean == pytest.approx(0.5)
     assert found.std == pytest.approx(0.1)
-    assert found.seeds == 3
+    assert found.repeats == 3
 
 
 def test_incomplete_seeds_do_not_count() -> None:
     found = summarise({0: {"a": 0.2, "b": 0.6}, 1: {"a": 0.9}, 2: {"a": 0.9, "b": None}})
     assert found is not None
     assert found.mean == pytest.approx(0.4)
-    assert (found.std, found.seeds) == (None, 1)
+    assert (found.std, found.repeats) == (None, 1)
     assert summarise({0: {"a": None}}) is None
     assert summarise({}) is None

@@ -37,6 +37,18 @@ def test_the_main_table_counts_trainings_that_did_not_separate(plan: Plan) -> No
     assert METHODS["grad_cam"].title in labels
 
 
+def test_a_method_from_elsewhere_names_a_teacher_that_is_ours(plan: Plan) -> None:
+    facts = {"code": "anomalib 2.7.0", "options": {"steps": 9}, "budget_share": 0.0013}
+    said = facts | {"teacher": "distilled by us from tf_efficientnet_lite0, 80 steps"}
+    for given, home in ((facts, "anomalib 2.7.0"),
+                        (said, "anomalib 2.7.0, teacher distilled by us from "
+                               "tf_efficientnet_lite0, 80 steps")):  # fmt: skip
+        rows = [row("efficientad", "can", 0, 0.5, facts=given)]
+        table = next(t for t in all_tables(plan, rows, []) if "X2" in t.name)
+        (cells,) = (r.cells for r in table.rows)
+        assert cells[2:] == ["0.1 %", home]
+
+
 def test_budgets_beyond_the_images_say_so(plan: Plan) -> None:
     rows = [row("cdgp", "can", s, 0.5, budget=k, effective_budget=min(k or 10, 10))
             for k in (1, 16, None) for s in (0, 1, 2)]  # fmt: skip
@@ -49,7 +61,7 @@ def test_a_result_over_fewer_seeds_is_not_ranked(plan: Plan) -> None:
     rows += [row("grad_cam", "can", s, 0.9) for s in (0, 1, 2)]
     rows += [row("mil_topk", "can", s, 0.5) for s in (0, 1, 2)]
     table = next(t for t in all_tables(plan, rows, []) if "1b" in t.name)
-    found = {r.label: m for r, m in zip(table.rows, marks(table, 3), strict=True)}
+    found = {r.label: m for r, m in zip(table.rows, marks(table, plan.planned), strict=True)}
     assert found["CDGP"] == [""]
     assert found["Classifier + Grad-CAM"] == ["best"]
     assert found["MIL-TopK"] == ["second"]

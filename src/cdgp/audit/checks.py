@@ -258,15 +258,10 @@ def balance(manifest: Manifest, joined: Manifest) -> Iterable[Finding]:
     for label, word in CLASSES.items():
         samples = [s for s in manifest.samples if s.defective == label and s.split != "test"]
         groups = len({s.group or s.pixel_sha256 for s in samples})
-        if not samples:
+        if not samples and not label:
             continue
         if groups < TOO_FEW:
-            yield Finding(
-                "too_few", "warning",
-                f"{count(groups, 'group')} of {word} images outside test: too few to set some "
-                "aside for calibration and test, so probabilities are calibrated on the training "
-                "images and cannot be tested. Add images",
-            )  # fmt: skip
+            yield _too_few(groups, label, bool(joined.of("test")))
         elif groups < FEW[label]:
             yield Finding(
                 "few", "note",
@@ -275,6 +270,26 @@ def balance(manifest: Manifest, joined: Manifest) -> Iterable[Finding]:
             )  # fmt: skip
         if not label and groups >= TOO_FEW and "calibration" not in manifest.counts():
             yield _least_budget(joined)
+
+
+def _too_few(groups: int, label: bool, tested: bool) -> Finding:
+    """What a model rests on, and cannot show, with so few groups of a class."""
+    if label and not groups:
+        return Finding(
+            "no_defective", "warning",
+            "no defective image: the model rests on good images alone and gives p-values; it gets "
+            "better with every defective image you add",
+        )  # fmt: skip
+    text = f"{count(groups, 'group')} of {CLASSES[label]} images outside test: "
+    if label and groups == 1:
+        text += (
+            "it is learnt from, and none is left to calibrate with, so preset lite gives p-values "
+            "and no probabilities"
+        )
+    else:
+        text += "too few to set some aside for all of fit, calibration and test"
+    untested = "" if tested else ", and how well it works on new ones cannot be tested"
+    return Finding("too_few", "warning", f"{text}{untested}. Add images of other parts")
 
 
 def _least_budget(joined: Manifest) -> Finding:
@@ -296,6 +311,9 @@ def unusable_split(manifest: Manifest) -> Iterable[Finding]:
     """An error where training could not use the labels and splits."""
     data = DataSettings()
     try:
-        split(manifest, 0, data.test_fraction, data.calibration_fraction, needed=("fit",))
+        split(
+            manifest, 0, data.test_fraction, data.calibration_fraction,
+            needed=("fit", "calibration"), labels=(False,),
+        )  # fmt: skip
     except DataError as error:
         yield Finding("no_split", "error", str(error).removeprefix(f"{manifest.root}: "))

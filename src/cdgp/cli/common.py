@@ -129,8 +129,12 @@ def show_run(run: "Run") -> None:
     detector, folder = run.detector, run.folder
     for note in detector.card.image.notes:
         warn(f"note: {note}")
-    refers = f"probabilities refer to a line with {detector.card.decision.refers_to}"
-    if detector.settings.decision.defect_rate is None:
+    decision = detector.card.decision
+    say(score_line(detector.score_kind, detector.rests_on))
+    refers = f"probabilities refer to a line with {decision.refers_to}"
+    if decision.is_p_value:
+        say(f"called defective: {decision.source}")
+    elif detector.settings.decision.defect_rate is None:
         warn(f"note: {refers}; give --defect-rate where the line's own rate is known")
     else:
         say(refers)
@@ -153,6 +157,15 @@ def show_run(run: "Run") -> None:
     if run.suspects:
         say(f"suspect labels: {folder / SUSPECTS}")
     say(f"report:   {folder / REPORT}")
+
+
+def score_line(kind: str, rests_on: str) -> str:
+    """What an image score is and rests on."""
+    what = "the probability of being defective"
+    if kind == "p-value":
+        what = "1 - p, where p is the share of good images that look at least as odd"
+    beside = "" if rests_on == "good images alone" else " beside good images"
+    return f"scores are {what}" + (f", learnt from {rests_on}{beside}" if rests_on else "")
 
 
 def show_metrics(metrics: dict[str, Any]) -> None:

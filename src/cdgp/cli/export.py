@@ -72,8 +72,8 @@ def show_parity(exported: "Exported") -> None:
     parity = exported.parity
     say(f"{exported.runtime} against torch, {parity.images} images, largest differences:")
     say(
-        f"  U {parity.fused:.2g}, a(x) {parity.pooled:.2g}, probability {parity.pred_score:.2g}, "
-        f"surprisal {parity.surprisal:.2g}"
+        f"  U {parity.fused:.2g}, image evidence {parity.pooled:.2g}, score "
+        f"{parity.pred_score:.2g}, surprisal {parity.surprisal:.2g}"
     )
     say(
         f"  {100 * parity.ranks:.3f} % of map pixels more than one rank off, "

@@ -7,7 +7,9 @@ import typer
 
 Data = Annotated[
     Path,
-    typer.Argument(help="Folder with good/ and defective/, or a CSV manifest (image,label,…)."),
+    typer.Argument(
+        help="Folder with good/ and defective/ (if any), or a CSV manifest (image,label,…)."
+    ),
 ]
 Model = Annotated[Path, typer.Argument(help="model.safetensors, or the folder of a run.")]
 Images = Annotated[list[Path], typer.Argument(help="Images, or folders of images.")]
@@ -32,10 +34,20 @@ Pages = Annotated[
     Literal["single", "first"] | None,
     typer.Option(help="What a file of several pages is: refused (single), or its first page."),
 ]
-Preset = Annotated[str | None, typer.Option(help="lite (default) or paper.", metavar="lite|paper")]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        help="lite (default), paper, or dino, which has not been measured.",
+        metavar="lite|paper|dino",
+    ),
+]
 InputSize = Annotated[
     str | None,
-    typer.Option(help="Size that images are resized to; multiples of 16.", metavar="HxW"),
+    typer.Option(
+        help="Size that images are resized to; multiples of 16, of a transformer's patch (14 for "
+        "dino).",
+        metavar="HxW",
+    ),
 ]
 Tile = Annotated[
     bool,
@@ -57,7 +69,7 @@ DefectRate = Annotated[
     float | None,
     typer.Option(
         help="Share of the parts on the line that are defective, for example 0.02: what "
-        "P(defective) refers to. No decision changes with it."
+        "P(defective) refers to. No decision changes with it. Needs a model with defective images."
     ),
 ]
 Weights = Annotated[

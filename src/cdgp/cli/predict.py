@@ -1,9 +1,9 @@
-"""``cdgp predict``: images to probabilities, decisions, regions and overlays."""
+"""``cdgp predict``: images to scores, decisions, regions and overlays."""
 
 import typer
 
 from cdgp.cli import options
-from cdgp.cli.common import SHOWN, bars, handle_errors, say, warn
+from cdgp.cli.common import SHOWN, bars, handle_errors, say, score_line, warn
 
 
 @handle_errors
@@ -43,7 +43,9 @@ def predict(
         defect_rate=defect_rate, progress=bars(quiet),
     )  # fmt: skip
     say(f"{done.scored} scored, {done.rejected} called defective: {out_folder}")
-    say(f"probabilities refer to a line with {done.refers_to}")
+    say(score_line(done.score_kind, done.rests_on))
+    if done.score_kind == "probability":
+        say(f"probabilities refer to a line with {done.refers_to}")
     for note in done.notes:
         warn(f"note: {note}")
     for text in done.not_scored:

@@ -1,4 +1,4 @@
-"""``cdgp train``: from good and defective images to a calibrated detector, with its report."""
+"""``cdgp train``: from good images, and defective ones if any, to a detector and its report."""
 
 from cdgp.cli import options
 from cdgp.cli.common import bars, build_settings, handle_errors, hint_at_gpu, parse_size, show_run
@@ -24,7 +24,10 @@ def train(
     overwrite: options.Overwrite = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train on good and defective images.
+    """Train on good images, and on defective ones as far as there are any.
+
+    Good images alone give a detector whose score is one minus a p-value; with defective images of
+    two parts or more it is a probability.
 
     Examples:
 

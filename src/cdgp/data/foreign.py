@@ -47,10 +47,13 @@ def missing_folder(place: Path, name: str, option: str) -> str:
     folders = _folders(place)
     found = f"it holds the folders {', '.join(f.name for f in folders)}" if folders else ""
     guess = next((text for look in _LOOKS if (text := look(place, folders))), "")
+    alone = ""
+    if option == "defective":
+        alone = f" An empty folder {name!r} says that there are good images alone."
     return (
         f"{place}: there is no folder {name!r} in it, and no manifest.csv; "
         f"{found or 'it holds no folders'}. {guess}"
-        f"Put images into {name!r} or name another folder with --{option} NAME."
+        f"Put images into {name!r} or name another folder with --{option} NAME.{alone}"
     )
 
 
@@ -137,7 +140,7 @@ def _categories(place: Path, folders: Sequence[Path]) -> str | None:
 
 
 def _kinds_of_defects(place: Path, folders: Sequence[Path]) -> str | None:
-    if place.name != "train" or len(_folders(place.parent / "test")) < 2:
+    if place.name not in ("train", "test") or len(_folders(place.parent / "test")) < 2:
         return None
     kinds = _folders(place.parent / "test")
     return (
@@ -149,8 +152,8 @@ def _kinds_of_defects(place: Path, folders: Sequence[Path]) -> str | None:
 def _good_alone(place: Path, folders: Sequence[Path]) -> str | None:
     if len(folders) == 1 and sounds_good(folders[0].name):
         return (
-            "It looks like a set of good images alone: cdgp learns from both kinds, some ten "
-            "defective ones are enough to begin with. "
+            "It looks like a set of good images alone, which are enough to begin with: give "
+            f"--good {folders[0].name}. "
         )
     return None
 

@@ -33,7 +33,7 @@ def find(data: Path, good: str, defective: str) -> tuple[Manifest, list[Notice]]
     data.csv                     a table, see `manifest.read_csv`
     data/manifest.csv            the same; where there is one, the sub-folders are not read
     data/good/**                 images without a defect
-    data/defective/**            images with one
+    data/defective/**            images with one; may be empty or missing
     data/masks/**                optional; paired by name, defective/a/7.png has masks/a/7.*,
                                  a/7_mask.*, a/7_GT.*, numbered ones (a/7_mask_2.*) and all in
                                  a/7/; several masks of one image are joined
@@ -41,6 +41,9 @@ def find(data: Path, good: str, defective: str) -> tuple[Manifest, list[Notice]]
     data/{train,test}/good/**    beside data/ground_truth, as in MVTec AD: all other folders of
                                  train and test hold defective images
     ```
+
+    Good images alone are enough. Where the folder of defective ones is missing, no other folder of
+    images may lie beside that of the good ones: it could be the missing one by another name.
 
     Sub-folders are searched, linked ones too, none twice. Label files beside the images, see
     `labels`, are masks of theirs. Everything else that is found is told, with its reason.
@@ -206,24 +209,30 @@ def _two_bins(
     root: Path, parts: Sequence[str], good: str, defective: str
 ) -> tuple[Manifest, _Reading]:
     """The images of both bins of each part, with their masks; the part "" is the root itself."""
-    options = {good: "good", defective: "defective"}
     for part in parts:
-        for name, option in options.items():
-            if not (root / part / name).is_dir():
-                raise DataError(missing_folder(root / part, name, option))
-    folders = {(part, name): root / part / name for part in parts for name in options}
+        if not (root / part / good).is_dir():
+            raise DataError(missing_folder(root / part, good, "good"))
+        if not (root / part / defective).is_dir() and _may_be_defective(root / part, good):
+            raise DataError(missing_folder(root / part, defective, "defective"))
+    folders = {
+        (part, name): root / part / name
+        for part in parts
+        for name in (good, defective)
+        if (root / part / name).is_dir()
+    }
     _check_apart(list(folders.values()))
     reading = _Reading(root, list(folders.values()))
     found = {key: reading.images(folder) for key, folder in folders.items()}
-    for key, images in found.items():
-        if not images:
-            raise DataError(_no_images(folders[key]))
+    for (part, name), images in found.items():
+        if not images and (name == good or _holds(folders[part, name])):
+            raise DataError(_no_images(folders[part, name]))
     # Where a good and a defective image have one name, the mask belongs to the defective one.
     places = [root, *(root / part for part in parts if part)]
     masks: dict[Path, tuple[Path, ...]] = {}
     for place in places:
         within = parts if place == root else [place.name]
-        bins = [{root / p / name: found[p, name] for p in within} for name in (defective, good)]
+        bins = [{root / p / name: found.get((p, name), []) for p in within}
+                for name in (defective, good)]  # fmt: skip
         masks |= pair_masks(bins, place / "masks", reading.notices)
         reading.places.append(place / "masks")
     manifest = Manifest(root, tuple(
@@ -247,10 +256,25 @@ def _check_apart(folders: Sequence[Path]) -> None:
                 )
 
 
-def _no_images(folder: Path) -> str:
+def _may_be_defective(place: Path, good: str) -> bool:
+    """Whether a folder with images lies beside the good ones, and is none of masks."""
+    others = [
+        folder for folder in place.iterdir()
+        if folder.is_dir() and not is_junk_folder(folder.name) and folder.name != "masks"
+        and not is_same(folder, place / Path(good).parts[0])
+    ]  # fmt: skip
+    return any(True for folder in others for _ in walk_images(folder, Search([folder], folder)))
+
+
+def _holds(folder: Path) -> list[str]:
+    """What a folder without images holds, in words."""
     search = Search([folder], folder)
     list(walk_images(folder, search))
-    held = [notice.text.partition("not used: ")[2] for notice in search.unused.notices(folder)]
+    return [notice.text.partition("not used: ")[2] for notice in search.unused.notices(folder)]
+
+
+def _no_images(folder: Path) -> str:
+    held = _holds(folder)
     also = f" ({'; '.join(held)})" if held else ""
     return f"{folder}: holds no images{also}; put files ending in {', '.join(EXTENSIONS)} there"
 

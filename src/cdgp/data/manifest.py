@@ -10,7 +10,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,7 +62,7 @@ class WeakSplit:
 
     fit: tuple[WeakSample, ...]
     calibration: tuple[WeakSample, ...]
-    """All of the training images where the calibration split lacks a class."""
+    """All of the training images where the calibration split lacks a label that is needed."""
     train: tuple[WeakSample, ...]
     """Both, in the manifest's order."""
     sha256: str
@@ -119,14 +119,20 @@ class Manifest:
         """The samples of one split as training may see them."""
         return tuple(WeakSample(s.image, s.defective) for s in self.of(split))
 
-    def weak_split(self, joined: Manifest | None = None) -> WeakSplit:
+    def weak_split(
+        self, joined: Manifest | None = None, needed: Collection[bool] = (False, True)
+    ) -> WeakSplit:
         """The training part as training may see it.
 
-        ``joined`` is this manifest with near duplicates in one group; training itself depends on
-        this manifest alone.
+        Args:
+            joined: this manifest with near duplicates in one group; training itself depends on this
+                manifest alone.
+            needed: labels that the calibration split must show where training images have them;
+                where it lacks one, the training images calibrate.
         """
         good_fit = tuple(s for s in self.of("fit") if not s.defective)
-        own = self.has_calibration
+        held = {s.defective for s in self.of("calibration")}
+        own = bool(held) and set(needed) & {s.defective for s in self.of("train")} <= held
         train = self.of("train")
         numbers = group_numbers(joined or self, (joined or self).of("train")).tolist()
         group = {s.image: number for s, number in zip(train, numbers, strict=True)}
@@ -141,11 +147,6 @@ class Manifest:
             tuple(group[s.image] for s in self.of("fit")),
             tuple(group[s.image] for s in (self.of("calibration") if own else train)),
         )
-
-    @property
-    def has_calibration(self) -> bool:
-        """Whether the calibration split has both classes; without, training images calibrate."""
-        return len({s.defective for s in self.of("calibration")}) == 2
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """(good, defective) per split that occurs; samples without one count as "unsplit"."""

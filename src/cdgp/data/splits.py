@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,12 +29,14 @@ def split(
     test_fraction: float,
     calibration_fraction: float,
     needed: Sequence[str],
+    labels: Collection[bool] = (False, True),
 ) -> Manifest:
     """Divides the samples into fit, calibration and test, by group and with even class ratios.
 
     First test is held out of everything, then calibration out of what remains. A fraction f is
     rounded to one in round(1 / f). Where a class has few groups, calibration comes first: test
-    takes of each class only what leaves two groups, and calibration what leaves one.
+    takes of each class only what leaves two groups, and calibration what leaves one. A single group
+    of defective images, for one, is all in fit.
 
     Splits that the manifest already states are kept: where any row has one, rows without count
     as "train", test is as stated, and rows of "train" are divided into fit and calibration.
@@ -44,10 +46,11 @@ def split(
         seed: Another seed gives another split.
         test_fraction: Within 0..0.5; 0 makes no test split.
         calibration_fraction: The part of what is not test, above 0 up to 0.5.
-        needed: Splits that must show both classes.
+        needed: Splits that must show the labels.
+        labels: Those labels (defective or not).
 
     Raises:
-        DataError: Equal pixels have two labels, or a needed split would lack a class.
+        DataError: Equal pixels have two labels, or a needed split would lack a label.
         LeakError: Stated splits have an image or a group on two sides.
     """
     if not 0 <= test_fraction <= 0.5:
@@ -74,7 +77,7 @@ def split(
             "state fit or calibration for all of them, or write train"
         )
     divided = replace(manifest, samples=samples)
-    _check_classes(divided, needed)
+    _check_classes(divided, needed, labels)
     check_leaks(divided)
     return divided
 
@@ -193,7 +196,7 @@ def _fold(
     """The groups of one fold of about `fraction` of the samples; none where they are too few."""
     rows = [(g, samples[i].defective) for g, group in enumerate(groups) for i in group.members]
     number = np.array([g for g, _ in rows])
-    label = np.array([defective for _, defective in rows])
+    label = np.array([defective for _, defective in rows], np.bool_)
     largest_class = max(int(label.sum()), int((~label).sum()))
     folds = min(round(1 / fraction), len(groups), largest_class)
     if folds < 2:
@@ -206,20 +209,22 @@ def _fold(
     return {int(g) for g in number[dealt[drawn][1]]}
 
 
-def _check_classes(manifest: Manifest, needed: Sequence[str]) -> None:
-    """Checks that the needed splits show both classes."""
+def _check_classes(manifest: Manifest, needed: Sequence[str], labels: Collection[bool]) -> None:
+    """Checks that the needed splits show the labels."""
     least = {1: "1 is the least", 2: "2 are the least, one for fit and one for calibration"}
     for name in needed:
         for label, word in CLASSES.items():
-            if any(s.defective == label for s in manifest.of(name)):
+            if label not in labels or any(s.defective == label for s in manifest.of(name)):
                 continue
             train = tuple(s for s in manifest.samples if s.split != "test")
             groups = _groups(manifest, train, seed=0)
             having = sum(label in group.classes for group in groups)
+            count = "is 1 group" if having == 1 else f"are {having} groups"
+            without = "; preset lite needs no defective image" if label else ""
             raise DataError(
-                f"{manifest.root}: {name} has no {word} image: outside test there are {having} "
-                f"groups of {word} images (images of one part or with equal pixels are one "
-                f"group), and {least[len(needed)]}; add images, or state other splits"
+                f"{manifest.root}: {name} has no {word} image: outside test there {count} "
+                f"of {word} images (images of one part or with equal pixels are one group), and "
+                f"{least[len(needed)]}; add images of other parts, or state other splits{without}"
             )
 
 

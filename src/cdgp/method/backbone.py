@@ -1,4 +1,4 @@
-"""Images to feature pyramids: a timm backbone at strides 4, 8 and 16, and its weights."""
+"""Images to three feature maps: a timm backbone, convolutional or a transformer; its weights."""
 
 import hashlib
 import urllib.error
@@ -11,11 +11,15 @@ import timm
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from cdgp.errors import SettingsError, WeightsError
+from cdgp.method.resize import Size
+from cdgp.presets import patch_side
 
 STRIDES = (4, 8, 16)
+"""Of the stages of a convolutional network."""
 BUNDLED_BACKBONE = "tf_efficientnet_lite0"
 BUNDLED_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 _PROBE_SECONDS = 5.0
@@ -24,15 +28,24 @@ _TRUNK = ("layer", "blocks", "stage", "s1", "features_denseblock1")
 
 
 class Encoder(nn.Module):
-    """A timm backbone cut after the stage at stride 16.
+    """A timm backbone that ends at the last of the three feature maps that it gives.
 
-    The children before the first trunk stage are the stem; Section 3.1 keeps it frozen.
+    A convolutional network gives its stages at strides 4, 8 and 16. A vision transformer gives the
+    tokens of three blocks, one and two thirds of the way and the last, as grids at the stride of
+    its patch, without class and register tokens. All three go through the network's last norm, as
+    DINOv2 gives its intermediate layers (``get_intermediate_layers`` in its code). For an input of
+    another size timm resizes the position embedding; a rotary one is computed.
+
+    Section 3.1 keeps the stem frozen: the children before the first trunk stage. Of a transformer
+    that is all that the first block takes in: the patch embedding, the position embedding, and the
+    class and register tokens.
 
     Args:
         name: a timm model, with the tag that pins its weights where ``weights`` is ``hub``.
 
     Raises:
-        SettingsError: no such model, or one without features at strides 4, 8 and 16.
+        SettingsError: no such model, or one without features at strides 4, 8 and 16, or a
+            transformer for inputs of one size.
     """
 
     def __init__(self, name: str) -> None:
@@ -41,37 +54,26 @@ class Encoder(nn.Module):
             raise SettingsError(
                 f"backbone.name = {name!r}: a timm model name is needed, not a repository or path"
             )
-        try:
-            with torch.device("meta"):
-                found = timm.create_model(name, pretrained=False, features_only=True)
-            info: Any = found.feature_info
-            strides: list[int] = info.reduction()
-            if not set(STRIDES) <= set(strides):
-                raise ValueError(f"its stages have strides {strides}, needed: {STRIDES}")
-            # Of equal strides the last one has the largest receptive field.
-            stages = [max(i for i, s in enumerate(strides) if s == stride) for stride in STRIDES]
-            trunk = timm.create_model(
-                name, pretrained=False, features_only=True, out_indices=stages
-            )
-        except (RuntimeError, IndexError, AssertionError, ValueError, OSError) as error:
-            raise SettingsError(
-                f"backbone.name = {name!r}: timm cannot build it with features at strides 4, 8 "
-                f"and 16: {error}"
-            ) from error
-        info = trunk.feature_info
-        blocks = getattr(trunk, "blocks", None)
-        if isinstance(blocks, nn.Sequential):
-            # timm keeps the stages beyond the last feature here, and would run them every time.
-            del blocks[int(info.module_name()[-1].split(".")[1]) + 1 :]
-        if not any(child.startswith(_TRUNK) for child, _ in trunk.named_children()):
+        patch = patch_side(name)
+        self.trunk: nn.Module
+        self.strides: tuple[int, int, int]
+        """Pixels along the side of a position of each feature map, the finest first."""
+        self.channels: tuple[int, ...]
+        self.blocks: tuple[int, ...]
+        """The blocks of a transformer whose tokens are taken; none of a convolutional network."""
+        if patch is None:
+            self.trunk, self.channels = _convolutional(name)
+            self.strides, self.blocks = STRIDES, ()
+        else:
+            self.trunk, self.channels, self.blocks = _transformer(name)
+            self.strides = (patch, patch, patch)
+        if not any(child.startswith(_TRUNK) for child, _ in self.trunk.named_children()):
             raise SettingsError(
                 f"backbone.name = {name!r}: where its stem ends cannot be found; its stages should "
                 f"have names that start with {', '.join(_TRUNK)}"
             )
-        self.trunk: nn.Module = trunk
-        self.channels: tuple[int, ...] = tuple(info.channels())
         config = timm.models.get_pretrained_cfg(name)
-        if config is not None and config.fixed_input_size:
+        if config is not None and config.fixed_input_size and not self.blocks:
             raise SettingsError(
                 f"backbone.name = {name!r}: it takes images of one size alone; choose a "
                 "convolutional network"
@@ -88,8 +90,14 @@ class Encoder(nn.Module):
         return (images - self.mean) / self.std
 
     def forward(self, normalised: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalised (B, 3, H, W) to features (B, C_l, H/s, W/s) at strides s of 4, 8 and 16."""
-        first, second, third = self.trunk(normalised)
+        """Normalised (B, 3, H, W) to features (B, C_l, H/s, W/s), s being the ``strides``."""
+        trunk: Any = self.trunk
+        if self.blocks:
+            first, second, third = trunk.forward_intermediates(
+                normalised, indices=list(self.blocks), norm=True, intermediates_only=True
+            )
+        else:
+            first, second, third = trunk(normalised)
         return first, second, third
 
     def stem(self) -> Iterator[nn.Module]:
@@ -106,6 +114,26 @@ class Encoder(nn.Module):
     def freeze_stem(self) -> None:
         for module in self.stem():
             module.requires_grad_(False)
+        for parameter in self.trunk.parameters(recurse=False):  # positions and tokens
+            parameter.requires_grad_(False)
+
+    @property
+    def resizes_positions(self) -> bool:
+        """Whether a position embedding is resized to the input, in every pass."""
+        return bool(self.blocks) and getattr(self.trunk, "pos_embed", None) is not None
+
+    def fix_input_size(self, size: Size) -> None:
+        """Resize a position embedding to inputs of (height, width) now, once and for all."""
+        if not self.resizes_positions:
+            return
+        trunk: Any = self.trunk
+        height, width = (side // s for side, s in zip(size, self.strides, strict=False))
+        prefix = 0 if trunk.no_embed_class else trunk.num_prefix_tokens
+        resized = resample_abs_pos_embed(
+            trunk.pos_embed, [height, width], trunk.patch_embed.grid_size, prefix
+        )
+        trunk.pos_embed = nn.Parameter(resized.detach(), requires_grad=False)
+        trunk.patch_embed.set_input_size(size)
 
     def train_trunk(self, batch_norm: str) -> None:
         """Training mode for the stages; the stem and frozen batch norms stay in evaluation mode."""
@@ -116,6 +144,45 @@ class Encoder(nn.Module):
             for module in self.trunk.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
+
+
+def _convolutional(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+    """The trunk of a convolutional network, and its channels at strides 4, 8 and 16."""
+    try:
+        with torch.device("meta"):
+            found = timm.create_model(name, pretrained=False, features_only=True)
+        info: Any = found.feature_info
+        strides: list[int] = info.reduction()
+        if not set(STRIDES) <= set(strides):
+            raise ValueError(f"its stages have strides {strides}, needed: {STRIDES}")
+        # Of equal strides the last one has the largest receptive field.
+        stages = [max(i for i, s in enumerate(strides) if s == stride) for stride in STRIDES]
+        trunk = timm.create_model(name, pretrained=False, features_only=True, out_indices=stages)
+    except (RuntimeError, IndexError, AssertionError, ValueError, OSError) as error:
+        raise SettingsError(
+            f"backbone.name = {name!r}: timm cannot build it with features at strides 4, 8 "
+            f"and 16: {error}"
+        ) from error
+    info = trunk.feature_info
+    blocks = getattr(trunk, "blocks", None)
+    if isinstance(blocks, nn.Sequential):
+        # timm keeps the stages beyond the last feature here, and would run them every time.
+        del blocks[int(info.module_name()[-1].split(".")[1]) + 1 :]
+    return trunk, tuple(info.channels())
+
+
+def _transformer(name: str) -> tuple[nn.Module, tuple[int, ...], tuple[int, ...]]:
+    """A vision transformer without its head, its channels, and the blocks to take tokens of."""
+    try:
+        trunk: Any = timm.create_model(name, pretrained=False, num_classes=0, dynamic_img_size=True)
+        blocks = tuple(len(trunk.blocks) * third // 3 - 1 for third in (1, 2, 3))
+        trunk.prune_intermediate_layers(list(blocks), prune_norm=False, prune_head=True)
+    except (TypeError, AttributeError, RuntimeError, AssertionError, ValueError) as error:
+        raise SettingsError(
+            f"backbone.name = {name!r}: timm cannot build it for inputs of any size ({error}); "
+            "choose another transformer, or a convolutional network"
+        ) from error
+    return trunk, (trunk.num_features,) * 3, blocks
 
 
 def load_weights(encoder: Encoder, name: str, weights: str) -> None:
@@ -166,7 +233,7 @@ def load_weights(encoder: Encoder, name: str, weights: str) -> None:
 def _flattened(key: str, children: Mapping[str, nn.Module]) -> str:
     """A full model's tensor name in its trunk, where timm turns ``stages.0`` into ``stages_0``."""
     first, _, rest = key.partition(".")
-    return key if first in children else f"{first}_{rest}"
+    return key if first in children or not rest else f"{first}_{rest}"
 
 
 def bundled_path() -> Path:

@@ -3,9 +3,10 @@
 import hashlib
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cdgp.method.backbone import Encoder, load_weights
+from cdgp.method.distance import STAGES, NormalDistance, StageDistance
 from cdgp.method.gp import DualGP, SparseGP
 from cdgp.method.kernels import kernel_named
 from cdgp.method.network import Network
@@ -51,23 +52,28 @@ def new_student(teacher: Encoder, settings: Settings) -> ReverseStudent:
 
 
 def assemble(
-    encoder: Encoder,
-    projection: TokenProjection,
-    gps: DualGP,
+    tuned: tuple[Encoder, TokenProjection, DualGP] | None,
     teacher: Encoder,
     student: ReverseStudent,
+    distance: NormalDistance | None,
     settings: Settings,
 ) -> Network:
-    """Both branches as one network, with the settings that inference needs."""
+    """All branches as one network, with the settings that inference needs.
+
+    ``tuned`` is the branch that is trained on labels; None where there was no defective image.
+    """
+    encoder, projection, gps = tuned or (None, None, None)
     return Network(
         encoder,
         projection,
         gps,
         teacher,
         student,
+        distance,
         settings.calibration.pooling_sharpness,
         settings.dual_gp.variance_floor,
         settings.calibration.evidence,
+        settings.calibration.image_evidence,
     )
 
 
@@ -78,15 +84,22 @@ def network_from_tensors(settings: Settings, tensors: dict[str, Tensor]) -> Netw
         ValueError, KeyError, RuntimeError: they do not fit the network that the settings name.
     """
     _check_shapes(settings, tensors)
-    encoder, teacher = Encoder(settings.backbone.name), Encoder(settings.backbone.name)
-    network = assemble(
-        encoder,
-        TokenProjection(encoder.channels, settings.backbone.token_dim),
-        new_pair(tensors["gps.normal.Z"], tensors["gps.anomaly.Z"], settings.dual_gp),
-        teacher,
-        ReverseStudent(teacher.channels, settings.student.widths),
-        settings,
-    )
+    backbone = settings.backbone
+    teacher, tuned, distance = Encoder(backbone.name), None, None
+    if "gps.normal.Z" in tensors:
+        tuned = (
+            Encoder(backbone.name),
+            TokenProjection(teacher.channels, backbone.token_dim),
+            new_pair(tensors["gps.normal.Z"], tensors["gps.anomaly.Z"], settings.dual_gp),
+        )
+    if "distance.stages.0.mean" in tensors:
+        names = ("basis", "mean", "whitening")
+        distance = NormalDistance([
+            StageDistance(*(tensors[f"distance.stages.{stage}.{name}"] for name in names))
+            for stage in range(len(STAGES))
+        ])  # fmt: skip
+    student = ReverseStudent(teacher.channels, settings.student.widths)
+    network = assemble(tuned, teacher, student, distance, settings)
     network.load_state_dict(tensors)
     return network
 
@@ -96,22 +109,32 @@ def _check_shapes(settings: Settings, tensors: dict[str, Tensor]) -> None:
     backbone = settings.backbone
     with torch.device("meta"):
         encoder = Encoder(backbone.name)
-        parts = {
-            "encoder": encoder,
+        parts: dict[str, nn.Module] = {
             "teacher": encoder,
-            "projection": TokenProjection(encoder.channels, backbone.token_dim),
             "student": ReverseStudent(encoder.channels, settings.student.widths),
         }
+        if "gps.normal.Z" in tensors:
+            parts["encoder"] = encoder
+            parts["projection"] = TokenProjection(encoder.channels, backbone.token_dim)
     expected = {
         f"{part}.{key}": value.shape
         for part, module in parts.items()
         for key, value in module.state_dict().items()
     }
-    for name in ("normal", "anomaly"):
+    for name in ("normal", "anomaly") if "gps.normal.Z" in tensors else ():
         count = len(tensors[f"gps.{name}.Z"])
         expected[f"gps.{name}.Z"] = torch.Size((count, backbone.token_dim))
         expected[f"gps.{name}.m"] = torch.Size((count,))
         expected[f"gps.{name}.L"] = torch.Size((count, count))
+    for place, index in enumerate(STAGES) if "distance.stages.0.mean" in tensors else ():
+        stage = f"distance.stages.{place}"
+        (h, w, K), (rows, columns) = (
+            tensors[f"{stage}.mean"].shape, tensors[f"{stage}.whitening"].shape[:2],
+        )  # fmt: skip
+        if h % rows or w % columns:
+            raise ValueError(f"{stage} has {rows} x {columns} cells of {h} x {w} positions")
+        expected[f"{stage}.basis"] = torch.Size((encoder.channels[index], K))
+        expected[f"{stage}.whitening"] = torch.Size((rows, columns, K, K))
     other = [key for key, shape in expected.items() if tensors[key].shape != shape]
     if other:
         raise ValueError(f"{other[0]} has another shape than its settings name")

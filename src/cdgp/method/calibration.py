@@ -5,14 +5,15 @@ it and the inference graph only reads it.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import optimize, stats
+from scipy.special import expit
 from torch import Tensor
-from torch.nn import functional
 
 from cdgp.errors import TrainingError
 
@@ -20,6 +21,15 @@ EPSILON = 1e-6
 """The epsilon of the branch standardisation."""
 PARETO_QUANTILE = 0.999
 """The peaks-over-threshold fit begins at this quantile of the normal pixels."""
+NOT_FINITE = (
+    "the pooled evidence of the calibration images is not finite. Likely causes: (a) a learning "
+    "rate that is too high for the backbone; (b) a damaged weights file"
+)
+PRIOR_INTERCEPT = -3.0
+"""Log-odds of an image at the median of good ones before any label: three interquartile ranges
+above it are as likely defective as not."""
+PRIOR_STEPS = 2
+"""Standard deviation of the doublings of the fusion weight before any label."""
 BALANCED = 0.5
 """The defect rate that the logistic is fitted at: both classes count the same."""
 
@@ -47,19 +57,28 @@ class NormalTail(NamedTuple):
 
 
 class ImageCalibrator(NamedTuple):
-    """Pooled dominance to probability: sigmoid(slope * (a - centre) / scale + intercept).
+    """Image evidence (F entries, see ``network.pool``) to the image score.
 
-    The probability refers to good and defective parts in equal numbers.
+    sigmoid(sum of slope * (a - centre) / scale over the entries, + intercept) is the probability of
+    being defective, for good and defective parts in equal numbers. Where no defective image tells
+    what evidence a defect has, the score is one minus a p-value, see ``p_value``.
     """
 
-    centre: float
-    scale: float
-    slope: float
+    centre: tuple[float, ...]
+    scale: tuple[float, ...]
+    slope: tuple[float, ...]
     intercept: float
     notes: tuple[str, ...] = ()
     good_groups: int = 0
     """Number of good parts (groups) that it was fitted on; 0 where that is not known."""
     defective_groups: int = 0
+    good_logits: tuple[float, ...] = ()
+    """Sorted log-odds of the good calibration images, where no defective image is among these."""
+
+    @property
+    def is_p_value(self) -> bool:
+        """Whether the score is one minus a p-value, and no probability."""
+        return bool(self.good_logits)
 
     @property
     def rests_on_one(self) -> bool:
@@ -76,6 +95,25 @@ class Calibration(NamedTuple):
     image: ImageCalibrator
     fusion_weight: float
     image_weight: float
+    distance: BranchStatistics = BranchStatistics(0.0, 1.0)
+    distance_weight: float = 0.0
+    dominance_cap: float | None = None
+    """In the units of the dominance."""
+
+    @property
+    def branches(self) -> tuple[BranchStatistics, ...]:
+        """Of dominance, residual and distance."""
+        return self.dominance, self.residual, self.distance
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Of dominance, residual and distance."""
+        return branch_weights(self.fusion_weight, self.distance_weight)
+
+
+def capped(dominance: Tensor | None, cap: float | None) -> Tensor | None:
+    """Dominance maps with a largest value, so that no weight lets them drown the other branches."""
+    return dominance if dominance is None or cap is None else dominance.clamp_max(cap)
 
 
 def standardise(maps: Tensor, statistics: BranchStatistics) -> Tensor:
@@ -83,17 +121,54 @@ def standardise(maps: Tensor, statistics: BranchStatistics) -> Tensor:
     return (maps - statistics.mean) / (statistics.std + EPSILON)
 
 
+def branch_weights(fusion_weight: float, distance_weight: float) -> tuple[float, ...]:
+    """Weights of dominance, residual and distance, from w of Eq. 25 and v, the distance's share."""
+    w, v = fusion_weight, distance_weight
+    return w, (1 - w) * (1 - v), (1 - w) * v
+
+
 def fuse(
-    dominance: Tensor,
-    residual: Tensor,
-    dominance_statistics: BranchStatistics,
-    residual_statistics: BranchStatistics,
-    weight: float,
+    maps: Sequence[Tensor | None],
+    branches: Sequence[BranchStatistics],
+    weights: Sequence[float],
 ) -> Tensor:
-    """U = w Z(G) + (1 - w) Z(R), of maps of one size (Eq. 25)."""
-    return weight * standardise(dominance, dominance_statistics) + (1 - weight) * standardise(
-        residual, residual_statistics
-    )
+    """U = w Z(G) + (1 - w) [(1 - v) Z(R) + v Z(D)], of maps of one size, those that there are.
+
+    With v = 0 it is Eq. 25.
+    """
+    terms = [
+        weight * standardise(m, statistics)
+        for m, statistics, weight in zip(maps, branches, weights, strict=True)
+        if m is not None
+    ]
+    return sum(terms[1:], terms[0])
+
+
+def chosen_weight(
+    peaks: NDArray[np.float64], defective: NDArray[np.bool_], candidates: Sequence[float]
+) -> float:
+    """The fusion weight under which the map's peak tells labels best, and no larger than needed.
+
+    For each candidate a logistic of the peak is fitted like ``fit_image_evidence``, from a slope of
+    one; the least sum of its objective and half the square of (steps from the first candidate) /
+    PRIOR_STEPS is chosen. The likelihood counts 2 n_d images, so the first one stays where
+    defective images are few or where its peaks already tell them apart.
+
+    Args:
+        peaks: (n, candidates) peak of the fused map of images that no stage was trained on.
+        defective: (n,) their labels.
+        candidates: weights, upwards.
+    """
+    if not defective.any() or defective.all():
+        return candidates[0]
+    costs = []
+    for step, of_candidate in enumerate(peaks.T):
+        centre, scale, _ = _location_and_scale(of_candidate[~defective])
+        Z = ((of_candidate - centre) / scale)[:, None]
+        costs.append(
+            penalised_logistic(Z, defective, np.ones(1))[1] + (step / PRIOR_STEPS) ** 2 / 2
+        )
+    return candidates[int(np.argmin(costs))]
 
 
 def fit_tail(scores: Tensor, tail: str, floor: float) -> NormalTail:
@@ -110,7 +185,8 @@ def fit_tail(scores: Tensor, tail: str, floor: float) -> NormalTail:
     if tail == "counting":
         return NormalTail(scores, math.nan, math.nan, math.nan, floor)
     values = scores.double().numpy()
-    start = float(np.quantile(values, PARETO_QUANTILE))
+    # A number of the scores' own precision: rounding must not move it past one of them.
+    start = float(scores.new_tensor(np.quantile(values, PARETO_QUANTILE)))
     excess = values[values > start] - start
     if len(excess) < 10:
         # Too few peaks to fit a shape: an exponential tail, whose scale is the mean excess.
@@ -174,10 +250,7 @@ def fit_image_calibrator(
         missing = "good" if not len(normal) else "defective"
         raise TrainingError(f"no {missing} calibration image: the probability cannot be fitted")
     if not np.isfinite(scores).all():
-        raise TrainingError(
-            "the pooled evidence of the calibration images is not finite. Likely causes: (a) a "
-            "learning rate that is too high for the backbone; (b) a damaged weights file"
-        )
+        raise TrainingError(NOT_FINITE)
     centre, scale, notes = _location_and_scale(normal)
     logistic = LogisticRegression(C=C, class_weight="balanced", tol=1e-10, max_iter=10_000)
     logistic.fit(((scores - centre) / scale)[:, None], defective)
@@ -190,7 +263,83 @@ def fit_image_calibrator(
         )
     if int(defective.sum()) == 1:
         notes.append("the probability rests on a single defective calibration image")
-    return ImageCalibrator(centre, scale, slope, intercept, tuple(notes))
+    return ImageCalibrator((centre,), (scale,), (slope,), intercept, tuple(notes))
+
+
+def fit_image_evidence(
+    evidence: NDArray[np.float64], defective: NDArray[np.bool_], has_dominance: bool
+) -> ImageCalibrator:
+    """One image score from no defect to many: a penalised logistic that starts as one-class.
+
+    Entries are standardised by median and interquartile range of good images. With weights that
+    give the n_d defective images and all good ones n_d each, it minimises
+
+        sum_i w_i log(1 + exp(-y_i f_i)) + |slope - prior|^2 / 2,    slope >= 0,
+
+    so that with few defects the slopes stay at the prior, which weighs what good images alone give
+    and no dominance, and with many they follow the labels. Without any, they are the prior.
+
+    Args:
+        evidence: (n, F) image evidence of images that no stage was trained on.
+        defective: (n,) their labels.
+        has_dominance: whether the first entry is the pooled dominance.
+
+    Raises:
+        TrainingError: no good image, or evidence that is not finite.
+    """
+    if not (~defective).any():
+        raise TrainingError("no good calibration image: the image score cannot be fitted")
+    if not np.isfinite(evidence).all():
+        raise TrainingError(NOT_FINITE)
+    F = evidence.shape[1]
+    fitted = [_location_and_scale(evidence[~defective, entry]) for entry in range(F)]
+    centre, scale = np.array([f[0] for f in fitted]), np.array([f[1] for f in fitted])
+    notes = list(dict.fromkeys(note for f in fitted for note in f[2]))
+    Z = (evidence - centre) / scale
+    prior = prior_slopes(F, has_dominance)
+    slope, intercept, good = prior, PRIOR_INTERCEPT, np.sort(Z @ prior + PRIOR_INTERCEPT)
+    if defective.any():
+        found, _ = penalised_logistic(Z, defective, prior)
+        slope, intercept, good = found[:F], float(found[F]), good[:0]
+    if int(defective.sum()) == 1:
+        notes.append("the probability rests on a single defective calibration image")
+    numbers = (tuple(float(v) for v in values) for values in (centre, scale, slope, good))
+    centres, scales, slopes, logits = numbers
+    return ImageCalibrator(centres, scales, slopes, intercept, tuple(notes), good_logits=logits)
+
+
+def penalised_logistic(
+    Z: NDArray[np.float64], defective: NDArray[np.bool_], prior: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], float]:
+    """The minimum of ``fit_image_evidence``'s objective: slopes (F,) and the intercept, its value.
+
+    Z is (n, F), standardised; both labels must occur.
+    """
+    F = Z.shape[1]
+    n_d = int(defective.sum())
+    weight = np.where(defective, 1.0, n_d / int((~defective).sum()))
+    sign = np.where(defective, 1.0, -1.0)
+
+    def objective(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        slope, intercept = values[:F], values[F]
+        margin = sign * (Z @ slope + intercept)
+        pull = -weight * sign * expit(-margin)
+        loss = float(weight @ np.logaddexp(0, -margin) + np.square(slope - prior).sum() / 2)
+        return loss, np.append(Z.T @ pull + slope - prior, pull.sum())
+
+    bounds = [(0, None)] * F + [(None, None)]
+    start = np.append(prior, PRIOR_INTERCEPT)
+    found = optimize.minimize(objective, start, jac=True, bounds=bounds, options={"ftol": 1e-12})
+    return found.x, float(found.fun)
+
+
+def prior_slopes(count: int, has_dominance: bool) -> NDArray[np.float64]:
+    """Slopes before any label: none for the dominance, a third for the residual, the rest for the
+    distance; all for the residual where there is no distance.
+    """
+    alone = count - has_dominance
+    one_class = {0: [], 1: [1.0], 2: [1 / 3, 2 / 3]}[alone]
+    return np.array([0.0] * has_dominance + one_class)
 
 
 def _location_and_scale(normal: NDArray[np.float64]) -> tuple[float, float, list[str]]:
@@ -213,8 +362,10 @@ def _location_and_scale(normal: NDArray[np.float64]) -> tuple[float, float, list
 
 
 def image_logit(pooled: Tensor, calibrator: ImageCalibrator) -> Tensor:
-    """Pooled dominance a(x) to the log-odds of being defective, at equal numbers of both."""
-    return calibrator.slope * (pooled - calibrator.centre) / calibrator.scale + calibrator.intercept
+    """Image evidence (B, F) to the log-odds (B,) of being defective, at equal numbers of both."""
+    c = calibrator
+    entries = zip(pooled.unbind(1), c.centre, c.scale, c.slope, strict=True)
+    return sum((k * (a - m) / s for a, m, s, k in entries), start=torch.tensor(c.intercept))
 
 
 def rate_shift(defect_rate: float) -> float:
@@ -226,17 +377,63 @@ def rate_shift(defect_rate: float) -> float:
     return math.log(defect_rate / (1 - defect_rate))
 
 
-def image_probability(
+def image_score(
     pooled: Tensor, calibrator: ImageCalibrator, defect_rate: float = BALANCED
 ) -> Tensor:
-    """Pooled dominance a(x) to the probability of being defective, in float64.
+    """Image evidence (B, F) to the probability of being defective, or 1 - p, in float64, (B,).
 
     Thresholds are set and decisions made by this one path and at equal numbers of both classes, so
-    that an image whose score is the threshold stays on its good side at any defect rate.
+    that an image whose score is the threshold stays on its good side at any defect rate. A p-value
+    does not depend on the rate.
     """
-    return torch.sigmoid(image_logit(pooled, calibrator).double() + rate_shift(defect_rate))
+    logit = image_logit(pooled.double(), calibrator)
+    if calibrator.is_p_value:
+        return 1 - p_value(logit, conformal_table(calibrator.good_logits))
+    return torch.sigmoid(logit + rate_shift(defect_rate))
+
+
+class ConformalTable(NamedTuple):
+    """What a p-value is read off; of n good images."""
+
+    logits: Tensor
+    """(k,) their log-odds, sorted, each once."""
+    values: Tensor
+    """(k,) (1 + number of good images at least as odd) / (n + 1), falling."""
+    least: float
+    """1 / (n + 1)."""
+    spread: float
+    """Of the log-odds, above zero."""
+
+
+def conformal_table(good_logits: Sequence[float]) -> ConformalTable:
+    """The table of n good images' log-odds, in float64."""
+    logits, counts = np.unique(np.asarray(good_logits, np.float64), return_counts=True)
+    least = 1 / (len(good_logits) + 1)
+    values = least * (1 + counts[::-1].cumsum()[::-1])
+    spread = max(float(logits[-1] - logits[0]), EPSILON)
+    return ConformalTable(torch.from_numpy(logits), torch.from_numpy(values), least, spread)
+
+
+def p_value(logit: Tensor, table: ConformalTable) -> Tensor:
+    """Conformal p-value of images' log-odds (B,), (B,) in (0, 1].
+
+    Never below (1 + number of good images at least as odd) / (n + 1), so for an image that is
+    exchangeable with the n good ones P(p <= alpha) <= alpha (Vovk, Gammerman and Shafer,
+    "Algorithmic learning in a random world", 2005). At the good images' own log-odds it is equal to
+    that; in between it is linear, and beyond the largest it falls towards 1 / (n + 1), so that it
+    ranks images that would tie.
+    """
+    u, p = table.logits, table.values
+    # In float32 two of them may be one number, and nothing is between these.
+    gaps = (u[1:] - u[:-1]).clamp_min(torch.finfo(u.dtype).tiny)
+    shares = ((logit[:, None] - u[:-1]) / gaps).clamp(0, 1)
+    inside = p[0] + (shares * (p[1:] - p[:-1])).sum(1)
+    beyond = (logit - u[-1]).clamp_min(0) / table.spread
+    return table.least + (inside - table.least) * torch.exp(-beyond)
 
 
 def final_map(P: Tensor, logit: Tensor, image_weight: float) -> Tensor:
     """S = P + lambda_I log p_A, of (n, H, W) and (n,)  (Eq. 29)."""
-    return P + image_weight * functional.logsigmoid(logit)[:, None, None]
+    # Not functional.logsigmoid: exported, it is the log of a sigmoid, in onnxruntime 0 below -18.
+    log_p = logit.clamp_max(0) - torch.log1p(torch.exp(-logit.abs()))
+    return P + image_weight * log_p[:, None, None]

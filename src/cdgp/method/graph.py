@@ -26,18 +26,21 @@ from cdgp.method.backbone import Encoder
 from cdgp.method.calibration import (
     BALANCED,
     Calibration,
+    ConformalTable,
     NormalTail,
+    capped,
+    conformal_table,
     final_map,
     fuse,
     image_logit,
+    p_value,
     rate_shift,
     surprisal,
 )
 from cdgp.method.fold import fix_padding, fold_batch_norms
 from cdgp.method.gp import has_linear_forms, linear_forms
-from cdgp.method.losses import log_mean_exp
-from cdgp.method.network import Evidence, Network, Outputs, evidence_at
-from cdgp.method.resize import upsample, upsample_matmul
+from cdgp.method.network import Evidence, Network, Outputs, evidence_at, pool
+from cdgp.method.resize import Size, upsample
 from cdgp.method.student import residual_map
 
 TABLE_SIZE = 2**20
@@ -53,36 +56,44 @@ CHECK_NATS = 0.01
 
 
 class EvidenceGraph(nn.Module):
-    """Both branches of a trained network, for inference alone; the network given is not changed.
+    """All branches of a trained network, for inference alone; the network given is not changed.
 
     Args:
         network: trained.
         precision: of the encoders and the student. Where their features meet, small differences
-            count, so the head and the residual are always in float32.
+            count, so the head, the residual and the distance are always in float32.
     """
 
     def __init__(self, network: Network, precision: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.precision = precision
         self.encoders = Encoders(network.encoder, network.teacher)
-        self.head = head_of(network)
+        self.head = None if network.gps is None else head_of(network)
         self.student = copy.deepcopy(network.student)
+        self.distance = copy.deepcopy(network.distance)
         for part in (self.student.squeeze, *self.student.blocks):
             fold_batch_norms(part)
-        self.sharpness = network.sharpness
+        self.sharpness, self.image_evidence = network.sharpness, network.image_evidence
         self.requires_grad_(False).eval()
         self.to(memory_format=torch.channels_last)
 
+    @property
+    def teacher(self) -> Encoder:
+        """The frozen encoder; the fine-tuned one, if any, is another of its kind."""
+        return self.encoders.teacher
+
     def forward(self, images: Tensor) -> Evidence:
-        """(B, 3, H, W) float32 RGB in [0, 1] to the evidence of both branches."""
+        """(B, 3, H, W) float32 RGB in [0, 1] to the evidence of all branches."""
         with self._cast(images):
             tuned, frozen = self.encoders(images)
-        dominance = self.head([f.float() for f in tuned])
-        pooled = log_mean_exp(dominance.flatten(1), self.sharpness)
-        return Evidence(dominance, self.residual(frozen), pooled)
+        dominance = None if self.head is None else self.head([f.float() for f in tuned])
+        residual = self.residual(frozen)
+        distance = None if self.distance is None else self.distance([f.float() for f in frozen])
+        pooled = pool(dominance, residual, distance, self.sharpness, self.image_evidence)
+        return Evidence(dominance, residual, distance, pooled)
 
     def residual(self, frozen: Sequence[Tensor]) -> Tensor:
-        """The teacher's features of three stages to the residual map (B, H/4, W/4)."""
+        """The teacher's features of three stages to the residual map (B, H', W') of the first."""
         with self._cast(frozen[2]):
             rebuilt = self.student(frozen[2], [(f.shape[-2], f.shape[-1]) for f in frozen])
         pairs = zip(frozen, rebuilt, strict=True)
@@ -109,6 +120,17 @@ class InferenceGraph(nn.Module):
         found: Outputs = self.outputs(self.evidence(images), (images.shape[-2], images.shape[-1]))
         return found
 
+    def at_size(self, size: Size) -> "InferenceGraph":
+        """A copy for inputs of (height, width) alone.
+
+        Nothing in it resizes a position embedding, which not all runtimes do as torch does.
+        """
+        fixed = copy.deepcopy(self)
+        for encoder in (fixed.evidence.encoders.encoder, fixed.evidence.encoders.teacher):
+            if encoder is not None:
+                encoder.fix_input_size(size)
+        return fixed
+
 
 class OutputGraph(nn.Module):
     """From the evidence to the calibrated result; ``network.calibrated`` with less work.
@@ -121,29 +143,48 @@ class OutputGraph(nn.Module):
         self.calibration = calibration
         self.shift = rate_shift(defect_rate)
         self.table = SurprisalTable(calibration.tail)
+        if calibration.image.is_p_value:
+            logits, values, self.least, self.spread = conformal_table(calibration.image.good_logits)
+            self.register_buffer("logits", logits.float())
+            self.register_buffer("p_values", values.float())
+        self.logits: Tensor
+        self.p_values: Tensor
 
     def forward(self, evidence: Evidence, size: tuple[int, int]) -> Outputs:
         """Evidence (B, h, w) to maps (B, H, W) of a size and image scores."""
-        dominance, residual, pooled = evidence
-        c = self.calibration
-        low = fuse(dominance, residual, c.dominance, c.residual, c.fusion_weight)
-        U = upsample_matmul(low, size) if torch.compiler.is_exporting() else upsample(low, size)
+        c, pooled = self.calibration, evidence.pooled
+        dominance = capped(evidence.dominance, c.dominance_cap)
+        low = fuse((dominance, *evidence.maps[1:]), c.branches, c.weights)
+        U = upsample(low, size)
         P = self.table(U)
         logit = image_logit(pooled, c.image)
-        score = torch.sigmoid(logit + self.shift)
+        if c.image.is_p_value:
+            table = ConformalTable(self.logits, self.p_values, self.least, self.spread)
+            score = 1 - p_value(logit, table)
+        else:
+            score = torch.sigmoid(logit + self.shift)
         return Outputs(final_map(P, logit, c.image_weight), P, U, pooled, score)
 
 
 class Encoders(nn.Module):
-    """The fine-tuned encoder and the frozen teacher, with a shared stem run once."""
+    """The frozen teacher and the fine-tuned encoder, if any, with a shared stem run once.
 
-    def __init__(self, encoder: Encoder, teacher: Encoder) -> None:
+    A transformer's stem is run twice: it is one hundredth of the work, and timm takes the size of
+    the grid from the image itself.
+    """
+
+    def __init__(self, encoder: Encoder | None, teacher: Encoder) -> None:
         super().__init__()
-        self.encoder, self.teacher = copy.deepcopy(encoder), copy.deepcopy(teacher)
+        self.teacher = copy.deepcopy(teacher)
+        self.encoder = None if encoder is None else copy.deepcopy(encoder)
         self.stem: nn.Module = nn.Identity()
+        if self.encoder is None or encoder is None:
+            fold_batch_norms(self.teacher.trunk)
+            fix_padding(self.teacher.trunk)
+            return
         names = [name for name, _ in encoder.named_stem()]
         own = teacher.trunk.state_dict()
-        shared = all(
+        shared = not encoder.blocks and all(
             torch.equal(value, own[key])
             for key, value in encoder.trunk.state_dict().items()
             if key.split(".")[0] in names
@@ -158,16 +199,17 @@ class Encoders(nn.Module):
                 setattr(self.teacher.trunk, name, nn.Identity())
 
     def forward(self, images: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """(B, 3, H, W) RGB in [0, 1] to both pyramids of features."""
-        x = self.stem(self.encoder.normalise(images))
-        return self.encoder(x), self.teacher(x)
+        """(B, 3, H, W) RGB in [0, 1] to both pyramids of features, the tuned one first."""
+        x = self.stem(self.teacher.normalise(images))
+        return () if self.encoder is None else self.encoder(x), self.teacher(x)
 
 
 def head_of(network: Network) -> nn.Module:
-    """The head with the least work that gives the network's evidence.
+    """The head with the least work that gives the evidence of a network with a Dual GP.
 
     ``DominanceHead`` leaves out the floor of the variance, so it must be out of reach.
     """
+    assert network.gps is not None
     if not has_linear_forms(network.gps):
         return TokenHead(network)
     _, C = linear_forms(network.gps)
@@ -195,6 +237,7 @@ class DominanceHead(nn.Module):
 
     def __init__(self, network: Network) -> None:
         super().__init__()
+        assert network.gps is not None and network.projection is not None
         phi = [weight.double().flatten(1) for weight in network.projection.state_dict().values()]
         Q, R = torch.linalg.qr(torch.cat(phi, dim=1))
         beta, C = linear_forms(network.gps)
@@ -212,19 +255,22 @@ class DominanceHead(nn.Module):
         """The share of the first entry of either group in the margin."""
         own = [R[:end, a:end] for a, end in pairwise(ends)]
         of_s = [U[:, : len(r)] @ r for r in own]
-        blocks = [[r, part[:common]] for r, part in zip(own, of_s, strict=True)]
+        # The length of its projection takes no more numbers than the stage has channels.
+        blocks = [[torch.linalg.qr(r, mode="r").R, part[:common]]
+                  for r, part in zip(own, of_s, strict=True)]  # fmt: skip
         blocks[2] += [of_s[2][part] for part in groups[1:]]
-        self.layers = nn.ModuleList(pointwise(torch.cat(block)) for block in blocks)
+        self.layers = nn.ModuleList(nn.ModuleList(map(pointwise, block)) for block in blocks)
         """For each stage what the length of its projection is read off and its share of the common
-        entries of s, and at the coarsest stage the other entries."""
-        self.sizes = [[len(part) for part in block] for block in blocks]
+        entries of s, and at the coarsest stage the other entries. A layer each: runtimes take
+        longer to cut one result into parts."""
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         """(B, C_l, H_l, W_l) of three stages to the evidence (B, H_1, W_1)."""
         size = (features[0].shape[-2], features[0].shape[-1])
         parts, others = [], []
-        for layer, sizes, feature in zip(self.layers, self.sizes, features, strict=True):
-            own, *entries = layer(feature).split(sizes, dim=1)
+        for layers, feature in zip(self.layers, features, strict=True):
+            assert isinstance(layers, nn.ModuleList)
+            own, *entries = (layer(feature) for layer in layers)
             own = channel_norm(own)[:, None]
             part, *others = (part / own for part in entries)
             parts.append(upsample(part, size))
@@ -247,6 +293,7 @@ class TokenHead(nn.Module):
 
     def __init__(self, network: Network) -> None:
         super().__init__()
+        assert network.gps is not None and network.projection is not None
         self.projection = copy.deepcopy(network.projection)
         self.gps = copy.deepcopy(network.gps)
         self.floor, self.evidence = network.floor, network.evidence
@@ -292,9 +339,10 @@ class SurprisalTable(nn.Module):
         z = (fused.flatten() - self.centre).div_(self.scale)
         place = (z / z.abs().add_(1)).sub_(self.first).mul_(self.steps)
         place = place.clamp_(0, len(self.values) - 1)
-        lower = place.int().clamp_(max=len(self.values) - 2)
-        left = self.values.index_select(0, lower)
-        right = self.values.index_select(0, lower + 1)
+        lower = place.floor().clamp_(max=len(self.values) - 2)
+        index = lower.int()
+        left = self.values.index_select(0, index)
+        right = self.values.index_select(0, index + 1)
         return torch.lerp(left, right, place - lower).view(fused.shape)
 
 

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from cdgp.method.gp import Moments
 
@@ -16,6 +17,11 @@ def log_mean_exp(values: Tensor, sharpness: float) -> Tensor:
     return largest[..., 0] + (sharpness * (values - largest)).exp().mean(-1).log() / sharpness
 
 
+def top_mean(values: Tensor, count: int) -> Tensor:
+    """Mean of the ``count`` largest values over the last dimension."""
+    return values.topk(count, dim=-1).values.mean(-1)
+
+
 def bag_margin(margins: Tensor, pooling: str, sharpness: float) -> Tensor:
     """Token margins (B, N) to one margin an image, (B,).
 
@@ -26,13 +32,25 @@ def bag_margin(margins: Tensor, pooling: str, sharpness: float) -> Tensor:
         return margins.amax(-1)
     if pooling == "logsumexp":
         return log_mean_exp(margins, sharpness)
-    return margins.topk(max(1, round(TOP_SHARE * margins.shape[-1])), dim=-1).values.mean(-1)
+    return top_mean(margins, max(1, round(TOP_SHARE * margins.shape[-1])))
 
 
 def mil_loss(bag_margins: Tensor, defective: Tensor, margin: float) -> Tensor:
     """Max-margin multiple-instance loss of bag margins (B,), mean over images (Eq. 15)."""
     loss = torch.where(defective, margin - bag_margins, bag_margins)
     return loss.clamp_min(0).mean()
+
+
+def mean_loss(margins: Tensor, defective: Tensor, logit: Tensor | None) -> Tensor:
+    """Cross entropy of log-odds scale * mean + bias of token margins (B, N), mean over images.
+
+    ``logit`` is (scale, bias); None gives 0. The maximum of Eq. 14 has a gradient at one token of
+    an image; the mean has one at all of them.
+    """
+    if logit is None:
+        return margins.new_zeros(())
+    log_odds = logit[0] * margins.mean(-1) + logit[1]
+    return functional.binary_cross_entropy_with_logits(log_odds, defective.to(margins.dtype))
 
 
 def normalised_evidence(

@@ -9,23 +9,50 @@ import torch
 from torch import Tensor, nn
 
 from cdgp.method.backbone import Encoder
-from cdgp.method.calibration import Calibration, final_map, fuse, image_logit, surprisal
+from cdgp.method.calibration import (
+    Calibration,
+    capped,
+    final_map,
+    fuse,
+    image_logit,
+    image_score,
+    surprisal,
+)
+from cdgp.method.distance import NormalDistance
 from cdgp.method.gp import DualGP
-from cdgp.method.losses import log_mean_exp
+from cdgp.method.losses import log_mean_exp, top_mean
 from cdgp.method.resize import upsample
 from cdgp.method.student import ReverseStudent, residual_map, residuals
 from cdgp.method.tokens import TokenProjection
 
+PEAK = 100
+"""The largest hundredth of a map's positions stands for an image."""
+
 
 class Evidence(NamedTuple):
-    """What both branches give before calibration."""
+    """What the branches give before calibration."""
 
-    dominance: Tensor
-    """(B, H/4, W/4) standardised dominance g, or the mean margin for the control."""
+    dominance: Tensor | None
+    """(B, h, w) standardised dominance g, or the mean margin for the control, at the resolution of
+    the finest feature: H/4 x W/4, or the grid of a transformer's patches. None without a Dual GP,
+    which good images alone do not give."""
     residual: Tensor
-    """(B, H/4, W/4) mean cosine residual, in [0, 2]."""
+    """(B, h, w) mean cosine residual, in [0, 2]."""
+    distance: Tensor | None
+    """(B, h, w) normal distance, at least 0; None without that branch."""
     pooled: Tensor
-    """(B,) a(x), the log-sum-exp of the dominance."""
+    """(B, F) what the image score is made of, see ``pool``."""
+
+    def on_cpu(self) -> "Evidence":
+        """In float32 on the CPU."""
+        dominance, residual, distance = (None if m is None else m.float().cpu() for m in self.maps)
+        assert residual is not None
+        return Evidence(dominance, residual, distance, self.pooled.float().cpu())
+
+    @property
+    def maps(self) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        """The three maps."""
+        return self.dominance, self.residual, self.distance
 
 
 class Outputs(NamedTuple):
@@ -38,32 +65,38 @@ class Outputs(NamedTuple):
     fused: Tensor
     """(B, H, W) U of Eq. 25, in standard deviations of the normal branches."""
     pooled: Tensor
-    """(B,) a(x) of Eq. 28."""
+    """(B, F) image evidence: a(x) of Eq. 28 first."""
     pred_score: Tensor
-    """(B,) p_A, the probability of being defective, in [0, 1]."""
+    """(B,) p_A, the probability of being defective, in [0, 1]; without any defective calibration
+    image, one minus a conformal p-value."""
 
 
 class Network(nn.Module):
-    """Both trained branches, stage by stage.
+    """All trained branches, stage by stage.
 
     Args:
-        encoder, projection, gps: the fine-tuned branch.
+        encoder, projection, gps: the fine-tuned branch; all None where training had no defective
+            image.
         teacher, student: the frozen pretrained encoder, and what reconstructs its features.
+        distance: of the teacher's features from those of good images; None without that branch.
         sharpness: r of the pooling.
         floor: least summed variance.
         evidence: ``dominance`` or ``mean_margin``.
+        image_evidence: ``dominance`` or ``all``, see ``pool``.
     """
 
     def __init__(
         self,
-        encoder: Encoder,
-        projection: TokenProjection,
-        gps: DualGP,
+        encoder: Encoder | None,
+        projection: TokenProjection | None,
+        gps: DualGP | None,
         teacher: Encoder,
         student: ReverseStudent,
+        distance: NormalDistance | None,
         sharpness: float,
         floor: float,
         evidence: str,
+        image_evidence: str,
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -71,40 +104,72 @@ class Network(nn.Module):
         self.gps = gps
         self.teacher = teacher
         self.student = student
+        self.distance = distance
         self.sharpness = sharpness
         self.floor = floor
         self.evidence = evidence
+        self.image_evidence = image_evidence
         self.requires_grad_(False).eval()
 
     def tokens(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) RGB in [0, 1] to unit-norm tokens (B, H/4, W/4, D)."""
+        """(B, 3, H, W) RGB in [0, 1] to unit-norm tokens (B, h, w, D)."""
+        assert self.encoder is not None and self.projection is not None
         tokens: Tensor = self.projection(self.encoder(self.encoder.normalise(images)))
         return tokens
 
     def dominance(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) RGB in [0, 1] to the spatial evidence (B, H/4, W/4)."""
+        """(B, 3, H, W) RGB in [0, 1] to the spatial evidence (B, h, w)."""
+        assert self.gps is not None
         tokens = self.tokens(images)
         flat = tokens.flatten(0, 2)
         return evidence_at(self.gps, flat, self.floor, self.evidence).view(tokens.shape[:3])
 
     def means(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 3, H, W) RGB in [0, 1] to mu_N and mu_A, (B, H/4, W/4) each."""
+        """(B, 3, H, W) RGB in [0, 1] to mu_N and mu_A, (B, h, w) each."""
+        assert self.gps is not None
         tokens = self.tokens(images)
         flat = tokens.flatten(0, 2)
         normal, anomaly = self.gps.normal.mean(flat), self.gps.anomaly.mean(flat)
         return normal.view(tokens.shape[:3]), anomaly.view(tokens.shape[:3])
 
     def residual(self, images: Tensor) -> Tensor:
-        """(B, 3, H, W) RGB in [0, 1] to the residual map (B, H/4, W/4) of Eq. 23."""
+        """(B, 3, H, W) RGB in [0, 1] to the residual map (B, h, w) of Eq. 23."""
         return reconstruction_residual(self.teacher, self.student, images)
 
     @torch.inference_mode()
     def forward(self, images: Tensor) -> Evidence:
-        """(B, 3, H, W) float32 RGB in [0, 1] to the evidence of both branches."""
+        """(B, 3, H, W) float32 RGB in [0, 1] to the evidence of all branches."""
         images = images.contiguous(memory_format=torch.channels_last)
-        dominance = self.dominance(images)
-        pooled = log_mean_exp(dominance.flatten(1), self.sharpness)
-        return Evidence(dominance, self.residual(images), pooled)
+        dominance = None if self.gps is None else self.dominance(images)
+        residual, distance = self.residual(images), None
+        if self.distance is not None:
+            distance = self.distance(self.teacher(self.teacher.normalise(images)))
+        pooled = pool(dominance, residual, distance, self.sharpness, self.image_evidence)
+        return Evidence(dominance, residual, distance, pooled)
+
+
+def peak(maps: Tensor) -> Tensor:
+    """Mean of the largest hundredth of maps (B, h, w), (B,)."""
+    share = (maps.shape[-2] * maps.shape[-1] + PEAK - 1) // PEAK
+    return top_mean(maps.flatten(1), share)
+
+
+def pool(
+    dominance: Tensor | None,
+    residual: Tensor,
+    distance: Tensor | None,
+    sharpness: float,
+    image_evidence: str,
+) -> Tensor:
+    """Maps (B, h, w) to what the image score is made of, (B, F).
+
+    a(x) of Eq. 28 where there is a dominance; then, of the maps that good images alone give, the
+    mean of the largest hundredth, unless ``image_evidence`` is ``dominance``, as in the paper.
+    """
+    found = [] if dominance is None else [log_mean_exp(dominance.flatten(1), sharpness)]
+    if image_evidence == "all" or dominance is None:
+        found += [peak(m) for m in (residual, distance) if m is not None]
+    return torch.stack(found, dim=1)
 
 
 def evidence_at(gps: DualGP, tokens: Tensor, floor: float, evidence: str) -> Tensor:
@@ -113,7 +178,7 @@ def evidence_at(gps: DualGP, tokens: Tensor, floor: float, evidence: str) -> Ten
 
 
 def reconstruction_residual(teacher: Encoder, student: ReverseStudent, images: Tensor) -> Tensor:
-    """(B, 3, H, W) RGB in [0, 1] to the residual map (B, H/4, W/4) of Eq. 23."""
+    """(B, 3, H, W) RGB in [0, 1] to the residual map (B, h, w) of Eq. 23."""
     features = teacher(teacher.normalise(images))
     sizes = [(f.shape[-2], f.shape[-1]) for f in features]
     return residual_map(residuals(features, student(features[2], sizes)))
@@ -121,14 +186,11 @@ def reconstruction_residual(teacher: Encoder, student: ReverseStudent, images: T
 
 def calibrated(evidence: Evidence, calibration: Calibration, size: tuple[int, int]) -> Outputs:
     """Evidence to maps at ``size`` (H, W) and image scores, step by step (Section 3.6)."""
-    U = fuse(
-        upsample(evidence.dominance, size),
-        upsample(evidence.residual, size),
-        calibration.dominance,
-        calibration.residual,
-        calibration.fusion_weight,
-    )
+    dominance = capped(evidence.dominance, calibration.dominance_cap)
+    maps = [None if m is None else upsample(m, size) for m in (dominance, *evidence.maps[1:])]
+    U = fuse(maps, calibration.branches, calibration.weights)
     P = surprisal(U, calibration.tail)
     logit = image_logit(evidence.pooled, calibration.image)
     S = final_map(P, logit, calibration.image_weight)
-    return Outputs(S, P, U, evidence.pooled, torch.sigmoid(logit))
+    score = image_score(evidence.pooled, calibration.image).float()
+    return Outputs(S, P, U, evidence.pooled, score)

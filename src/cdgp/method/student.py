@@ -62,13 +62,13 @@ def _conv(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
 class ReverseStudent(nn.Module):
     """Reconstruct the three teacher stages from the coarsest one, through a bottleneck.
 
-    The coarse feature is squeezed to stride 32 and fewer channels before anything is rebuilt, so
-    passing it through unchanged is not in the student's reach: what normal images do not need
-    is lost on the way, and a defect leaves a residual at all three scales.
+    The coarse feature is squeezed to twice its stride before anything is rebuilt, so passing it
+    through unchanged is not in the student's reach: what normal images do not need is lost on the
+    way, and a defect leaves a residual in all three stages.
 
     Args:
-        channels: teacher channels at strides 4, 8 and 16.
-        widths: student channels at strides 4, 8, 16 and 32.
+        channels: teacher channels at its three stages, the finest first.
+        widths: student channels at these, and in the bottleneck.
     """
 
     def __init__(self, channels: Sequence[int], widths: Sequence[int]) -> None:
@@ -86,7 +86,7 @@ class ReverseStudent(nn.Module):
         )
 
     def forward(self, coarse: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """Teacher features (B, C_3, H/16, W/16) to reconstructions of all three stages.
+        """Teacher features (B, C_3, H_3, W_3) to reconstructions of all three stages.
 
         ``sizes`` are their heights and widths, finest first.
         """

@@ -1,9 +1,10 @@
 """Large images: overlapping windows at the image's own resolution, blended into one map.
 
-Windows begin at multiples of 32, the coarsest stride of both branches, so that the grids of
-neighbouring windows coincide. They are laid evenly and overlap by a quarter at least. A position's
-weight in a window is its distance from the window's nearest edge, over the sum of all windows that
-hold it: where two overlap, one fades linearly into the other.
+Windows begin at multiples of the student's coarsest stride, twice the encoder's (32 pixels with a
+convolutional network), so that the grids of neighbouring windows coincide. They are laid evenly and
+overlap by a quarter at least. A position's weight in a window is its distance from the window's
+nearest edge, over the sum of all windows that hold it: where two overlap, one fades linearly into
+the other.
 
 An image that does not fit is continued by its mirror image: repeating its last row would make
 streaks that no image has, and the residual finds them.
@@ -16,14 +17,9 @@ import torch
 from torch import Tensor
 
 from cdgp.method.graph import EvidenceGraph, InferenceGraph
-from cdgp.method.losses import log_mean_exp
-from cdgp.method.network import Evidence, Network, Outputs
+from cdgp.method.network import Evidence, Network, Outputs, pool
 from cdgp.method.resize import Size
 
-GRID = 32
-"""Windows begin at multiples of this."""
-CELL = 4
-"""Pixels along the side of a position of the evidence, the finest stride."""
 BATCH = 2
 """Windows that run together; more take longer on a processor, since the system clears their memory
 anew each time."""
@@ -32,30 +28,33 @@ BAND = 64
 
 Place = tuple[int, int]
 """(top, left), in pixels."""
+Strides = Sequence[int]
+"""``Encoder.strides``. The first is the side of a position of the evidence, in pixels."""
 
 
-def starts(length: int, side: int) -> list[int]:
+def starts(length: int, side: int, strides: Strides) -> list[int]:
     """Where windows of a side begin along a length, both in pixels; the last may reach beyond."""
-    step = max(GRID, side * 3 // 4 // GRID * GRID)
-    last = -(-max(0, length - side) // GRID)
-    gaps = -(-last * GRID // step)
-    return [i * last // max(1, gaps) * GRID for i in range(gaps + 1)]
+    grid = 2 * strides[-1]
+    step = max(grid, side * 3 // 4 // grid * grid)
+    last = -(-max(0, length - side) // grid)
+    gaps = -(-last * grid // step)
+    return [i * last // max(1, gaps) * grid for i in range(gaps + 1)]
 
 
-def weights(length: int, side: int) -> Tensor:
+def weights(length: int, side: int, strides: Strides) -> Tensor:
     """(windows, cells) weight of each window along a length; each cell's sum to one."""
-    first = starts(length, side)
-    near = torch.arange(side // CELL) + 0.5
+    first, cell = starts(length, side, strides), strides[0]
+    near = torch.arange(side // cell) + 0.5
     near = torch.minimum(near, near.flip(0))
-    found = torch.zeros(len(first), (first[-1] + side) // CELL)
+    found = torch.zeros(len(first), (first[-1] + side) // cell)
     for row, start in zip(found, first, strict=True):
-        row[start // CELL :][: len(near)] = near
+        row[start // cell :][: len(near)] = near
     return found / found.sum(0)
 
 
-def places(size: Sequence[int], window: Size) -> list[Place]:
+def places(size: Sequence[int], window: Size, strides: Strides) -> list[Place]:
     """Where all windows of an image of (height, width) begin, row by row."""
-    height, width = (starts(n, side) for n, side in zip(size, window, strict=True))
+    height, width = (starts(n, side, strides) for n, side in zip(size, window, strict=True))
     return list(product(height, width))
 
 
@@ -71,9 +70,9 @@ def cut(image: Tensor, place: Place, window: Size) -> Tensor:
     return image.contiguous()
 
 
-def windows(image: Tensor, window: Size) -> Iterator[Tensor]:
+def windows(image: Tensor, window: Size, strides: Strides) -> Iterator[Tensor]:
     """All windows (3, h, w) of an image (3, H, W), in the order of ``places``."""
-    for place in places(image.shape[1:], window):
+    for place in places(image.shape[1:], window, strides):
         yield cut(image, place, window)
 
 
@@ -89,59 +88,70 @@ def batches(parts: Iterable[Tensor]) -> Iterator[Tensor]:
         yield torch.stack(held)
 
 
-def blended(parts: Iterable[Tensor], size: Size, window: Size) -> Tensor:
-    """Maps (C, h/4, w/4) of all windows, in the order of ``places``, to one (C, H/4, W/4)."""
-    rows, columns = (weights(n, side) for n, side in zip(size, window, strict=True))
+def blended(parts: Iterable[Tensor], size: Size, window: Size, strides: Strides) -> Tensor:
+    """Maps (C, h/s, w/s) of all windows, in the order of ``places``, to one (C, H/s, W/s).
+
+    s is the finest of the strides.
+    """
+    rows, columns = (weights(n, side, strides) for n, side in zip(size, window, strict=True))
     total: Tensor | None = None
-    corners = places(size, window)
+    corners, cell = places(size, window, strides), strides[0]
     for part, (y, x), (row, column) in zip(parts, corners, product(rows, columns), strict=True):
         if total is None:
             total = part.new_zeros(part.shape[0], rows.shape[1], columns.shape[1])
         inside = (
-            slice(y // CELL, (y + window[0]) // CELL),
-            slice(x // CELL, (x + window[1]) // CELL),
+            slice(y // cell, (y + window[0]) // cell),
+            slice(x // cell, (x + window[1]) // cell),
         )
         total[:, *inside] += part * torch.outer(row[inside[0]], column[inside[1]]).to(part.device)
     assert total is not None
-    height, width = (-(-n // CELL) for n in size)
+    height, width = (-(-n // cell) for n in size)
     return total[:, :height, :width]
 
 
 @torch.inference_mode()
 def tiled_evidence(network: Network | EvidenceGraph, image: Tensor, window: Size) -> Evidence:
-    """An image (3, H, W), RGB in [0, 1], to the evidence of all of it, (1, H/4, W/4).
+    """An image (3, H, W), RGB in [0, 1], to the evidence of all of it, (1, H/s, W/s).
 
-    a(x) is the log-sum-exp of the blended dominance over the image.
+    s is the finest stride of the encoder. Maps are blended, and then pooled over the image. There
+    is no distance: it has a Gaussian a place of an image, and a window may lie anywhere.
     """
-    device = next(network.parameters()).device
+    device, strides = next(network.parameters()).device, network.teacher.strides
 
     def maps() -> Iterator[Tensor]:
-        for images in batches(windows(image, window)):
+        for images in batches(windows(image, window, strides)):
             images = images.to(device).contiguous(memory_format=torch.channels_last)
             found: Evidence = network(images)
-            yield from torch.stack([found.dominance, found.residual], dim=1).float()
+            yield from torch.stack([m for m in found.maps if m is not None], dim=1).float()
 
-    dominance, residual = blended(maps(), (image.shape[1], image.shape[2]), window)[:, None]
-    return Evidence(dominance, residual, log_mean_exp(dominance.flatten(1), network.sharpness))
+    size = (image.shape[1], image.shape[2])
+    *tuned, residual = blended(maps(), size, window, strides)[:, None]
+    dominance = tuned[0] if tuned else None
+    pooled = pool(dominance, residual, None, network.sharpness, network.image_evidence)
+    return Evidence(dominance, residual, None, pooled)
 
 
 def outputs_of(graph: InferenceGraph, evidence: Evidence, size: Size) -> Outputs:
-    """Evidence (1, H/4, W/4) to maps (1, H, W) and scores, on the processor.
+    """Evidence (1, H/s, W/s) to maps (1, H, W) and scores, on the processor.
 
     In bands of rows, so that what the calibration takes beside its results stays small; a row of
     evidence on either side makes a band's upsampling that of the whole.
     """
-    count, columns = evidence.dominance.shape[1:]
+    count, columns = evidence.residual.shape[1:]
+    cell = graph.evidence.teacher.strides[0]
     height, width = size
     maps = torch.empty(3, 1, height, width)
     for row in range(0, count, BAND):
         first, last = max(0, row - 1), min(count, row + BAND + 1)
-        dominance, residual = (m[:, first:last] for m in evidence[:2])
+        dominance, residual = evidence.dominance, evidence.residual[:, first:last]
+        if dominance is not None:
+            dominance = dominance[:, first:last]
         found = graph.outputs(
-            Evidence(dominance, residual, evidence.pooled), (CELL * (last - first), CELL * columns)
+            Evidence(dominance, residual, None, evidence.pooled),
+            (cell * (last - first), cell * columns),
         )
-        y, skip = CELL * row, CELL * (row - first)
-        rows = min(CELL * BAND, height - y)
+        y, skip = cell * row, cell * (row - first)
+        rows = min(cell * BAND, height - y)
         for whole, band in zip(maps, found[:3], strict=True):
             whole[:, y : y + rows] = band[:, skip : skip + rows, :width]
     anomaly_map, surprisal, fused = maps

@@ -66,10 +66,12 @@ def histogram(groups: Mapping[str, Sequence[float]], threshold: float) -> Histog
     )
 
 
-def histogram_chart(found: Histogram, threshold: float, threshold_text: str) -> Markup:
+def histogram_chart(
+    found: Histogram, threshold: float, threshold_text: str, score_name: str
+) -> Markup:
     """Bars of one group upwards and of a second one downwards, heights as square roots.
 
-    ``threshold_text`` is the threshold as the legend shows it.
+    ``threshold_text`` is the threshold as the legend shows it, ``score_name`` what the scores are.
     """
     names = list(found.counts)
     direction = dict(zip(names, (1, -1), strict=False))
@@ -96,7 +98,7 @@ def histogram_chart(found: Histogram, threshold: float, threshold_text: str) -> 
     plot.legend([*((name, name) for name in names), ("threshold", f"threshold {threshold_text}")])
     total = ", ".join(f"{sum(counts)} {name}" for name, counts in found.counts.items())
     return plot.svg(
-        f"Score histogram of {total}", "P(defective), log-odds scale", "images, square-root scale"
+        f"Score histogram of {total}", f"{score_name}, log-odds scale", "images, square-root scale"
     )
 
 

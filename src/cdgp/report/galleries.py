@@ -93,7 +93,7 @@ SELECTIONS = (
     ),
     Selection(
         "Most defective",
-        "Highest probability first.",
+        "Highest score first.",
         lambda row, threshold: (-row.pred_score, -_peak(row), row.name),
     ),
 )

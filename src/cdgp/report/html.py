@@ -25,7 +25,7 @@ from cdgp.report.galleries import (
     galleries,
     suspect_galleries,
 )
-from cdgp.report.overlay import threshold_text
+from cdgp.report.overlay import SCORE_NAMES, threshold_text
 from cdgp.report.page import link, template
 
 CURVE_POINTS = 400
@@ -70,10 +70,9 @@ NOTES = {
     "mask_of_several_values": "With a mask of several values",
     "mask_marks_nearly_all": "With a mask that marks nearly all of it, inverted?",
     "trained_on": "The model was trained on these, so they measure nothing new",
-    "a_single_good_part": "A single good part: image AUROC, overkill and every probability rest on "
-    "it",
-    "a_single_defective_part": "A single defective part: image AUROC, escape and every probability "
-    "rest on it",
+    "a_single_good_part": "A single good part: image AUROC, overkill and every score rest on it",
+    "a_single_defective_part": "A single defective part: image AUROC, escape and every score rest "
+    "on it",
 }
 
 
@@ -147,6 +146,9 @@ def write_report(
         date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
         computed_on=computed_on,
         decision=detector.card.decision,
+        score=SCORE_NAMES[detector.score_kind],
+        rests_on=detector.rests_on,
+        p_value=detector.settings.decision.p_value,
         threshold=threshold_text(detector.threshold, detector.coarse),
         calibrator=detector.card.image,
         coarse=detector.coarse,
@@ -288,4 +290,5 @@ def _histogram(rows: Collection[ScoredImage], detector: Detector, labelled: bool
         groups = {"images": [row.pred_score for row in rows]}
     threshold = detector.threshold
     found = charts.histogram(groups, threshold)
-    return charts.histogram_chart(found, threshold, threshold_text(threshold, detector.coarse))
+    text, name = threshold_text(threshold, detector.coarse), SCORE_NAMES[detector.score_kind]
+    return charts.histogram_chart(found, threshold, text, name)

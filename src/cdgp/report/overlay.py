@@ -33,6 +33,9 @@ STACKED_FROM = 1.5
 GAP = 4
 PAPER, INK = (24, 26, 29), (240, 241, 243)
 
+SCORE_NAMES = {"probability": "P(defective)", "p-value": "1 - p"}
+"""What a score is called beside its number, by its kind."""
+
 LONGEST_PART = 180
 """A file or folder name of more bytes is cut; most systems allow 255, suffixes included."""
 RESERVED = re.compile(r"(con|prn|aux|nul|(com|lpt).) *(\.|$)", re.IGNORECASE)
@@ -92,7 +95,7 @@ def overlay(
 ) -> Image.Image:
     """Both panels, wide ones above each other, with the decision in a strip below.
 
-    Arguments as `panels`; ``coarse`` as `probability`.
+    Arguments as `panels`; ``coarse`` as `score_text`.
     """
     first, second = panels(image, prediction, scale)
     width, height = first.size
@@ -164,21 +167,21 @@ def _caption(prediction: Prediction, coarse: bool) -> str:
     count = len(prediction.regions)
     boxed = f" ({MAX_BOXES} boxed)" if count > MAX_BOXES else ""
     return (
-        f"P(defective) {probability(prediction.pred_score, coarse)}  ·  "
+        f"{SCORE_NAMES[prediction.score_kind]} {score_text(prediction.pred_score, coarse)}  ·  "
         f"{'defective' if prediction.pred_label else 'good'}  ·  "
         f"{count} region{'' if count == 1 else 's'}{boxed}"
     )
 
 
-def probability(value: float, coarse: bool = False) -> str:
+def score_text(value: float, coarse: bool = False) -> str:
     """Three decimals, and never 0 or 1 for what is neither.
 
-    Where ``coarse``, since the probability rests on a single part, one decimal is all it has.
+    Where ``coarse``, since the score rests on a single part, one decimal is all it has.
 
     Example:
-        >>> probability(0.25), probability(1e-9), probability(0.9999)
+        >>> score_text(0.25), score_text(1e-9), score_text(0.9999)
         ('0.250', '<0.001', '>0.999')
-        >>> probability(0.32, coarse=True), probability(0.9999, coarse=True)
+        >>> score_text(0.32, coarse=True), score_text(0.9999, coarse=True)
         ('0.3', '>0.9')
     """
     if coarse:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from PIL import Image
 
-from cdgp.report.overlay import probability
+from cdgp.report.overlay import score_text
 
 THUMBNAIL_BYTES = 30_000
 """Quality falls until a thumbnail fits: a page of six full galleries stays below 4 MB."""
@@ -24,7 +24,7 @@ def template(name: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["p"] = probability
+    environment.filters["p"] = score_text
     return environment.get_template(name)
 
 

@@ -47,12 +47,15 @@ class ResultFiles:
         name = output_name(row.name)
         overlays = self.folder / OVERLAYS
         detector = self._detector
+        decision = detector.card.decision
         record = {
             "image": printable(row.name),
             "pred_score": row.pred_score,
+            "score_kind": prediction.score_kind,
+            "rests_on": prediction.rests_on,
             "pred_label": "defective" if row.pred_label else "good",
             "threshold": detector.threshold,
-            "defect_rate": detector.card.decision.defect_rate,
+            "defect_rate": None if decision.is_p_value else decision.defect_rate,
             "size": list(prediction.anomaly_map.shape),
             "regions": [asdict(region) for region in row.regions],
             "warnings": list(row.warnings),
@@ -69,7 +72,7 @@ class ResultFiles:
 
     def write_tables(self, rows: Iterable[ScoredImage], metrics: dict[str, Any] | None) -> None:
         """Write ``scores.csv``, and ``metrics.json`` where there are metrics."""
-        write_scores(self.folder / SCORES, rows, self.run_id)
+        write_scores(self.folder / SCORES, rows, self._detector, self.run_id)
         if metrics is not None:
             record = {**metrics, "run_id": self.run_id}
             write_text(self.folder / METRICS, json.dumps(record, indent=2) + "\n")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cdgp.method.network import Outputs
 
 INPUT = "images"
-OUTPUT_RANKS = {"anomaly_map": 3, "surprisal": 3, "fused": 3, "pooled": 1, "pred_score": 1}
+OUTPUT_RANKS = {"anomaly_map": 3, "surprisal": 3, "fused": 3, "pooled": 2, "pred_score": 1}
 """The outputs of a graph, in their order, with their numbers of dimensions."""
 Shape = tuple[int | None, ...]
 """Lengths of the dimensions; None where one is free."""

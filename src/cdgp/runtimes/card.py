@@ -19,7 +19,7 @@ from cdgp.method.calibration import ImageCalibrator
 from cdgp.presets import Settings, settings_from_json
 
 FORMAT = "cdgp-export"
-VERSION = 2
+VERSION = 3
 KEYS = ("format", "version", "settings", "decision", "image", "provenance", "export", "seen")
 """What the card takes of a file's metadata, each a text; all but the first two and the last are
 JSON."""

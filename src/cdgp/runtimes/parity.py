@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cdgp.artifact import Model
-from cdgp.method.calibration import image_probability
+from cdgp.method.calibration import image_score
 from cdgp.method.network import Outputs
 from cdgp.runtimes.base import Runtime
 
@@ -46,7 +46,7 @@ class Parity:
 
     @property
     def worst(self) -> float:
-        """The largest difference of U, a(x) and the probability."""
+        """The largest difference of U, the image evidence and the image score."""
         return max(self.fused, self.pooled, self.pred_score)
 
     def record(self) -> dict[str, float]:
@@ -90,7 +90,7 @@ def compare(
         differ = ranks.sub_(_ranks(expected.surprisal, normals)).abs_() > 1
         off, pixels = off + int(differ.sum()), pixels + differ.numel()
         image = model.calibration.image
-        both = (image_probability(o.pooled, image).tolist() for o in (expected, outputs))
+        both = (image_score(o.pooled, image).tolist() for o in (expected, outputs))
         for position, (a, b) in enumerate(zip(*both, strict=True), start=first):
             scores.setdefault(position, (a, b))
             if (a > threshold) != (b > threshold):

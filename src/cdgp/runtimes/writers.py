@@ -14,7 +14,6 @@ from torch import Tensor
 
 from cdgp.errors import ModelFileError, OutputError
 from cdgp.files import atomic_write
-from cdgp.method.backbone import STRIDES
 from cdgp.method.graph import InferenceGraph
 from cdgp.method.network import Outputs
 from cdgp.progress import Progress
@@ -37,13 +36,14 @@ def to_onnx(graph: InferenceGraph, size: tuple[int, int], free: bool, opset: int
     Raises:
         ModelFileError: the exporter cannot express it.
     """
-    stride = STRIDES[-1]
     dims: dict[int, Any] = {0: torch.export.Dim("batch")}
+    stride = 0
     if free:
+        stride = graph.evidence.teacher.strides[-1]
         dims |= {2: stride * torch.export.Dim("rows"), 3: stride * torch.export.Dim("columns")}
     # A batch of one would be fixed at one, and equal free sides would become one free size.
     height, width = size
-    example = torch.rand(2, 3, height, width + (stride if free and height == width else 0))
+    example = torch.rand(2, 3, height, width + (stride if height == width else 0))
     try:
         with warnings.catch_warnings(), torch.no_grad(), _quiet_packages():
             warnings.simplefilter("ignore")

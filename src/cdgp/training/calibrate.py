@@ -11,15 +11,19 @@ from torch import Tensor
 from cdgp.method.calibration import (
     BranchStatistics,
     Calibration,
+    branch_weights,
+    capped,
+    chosen_weight,
     fit_image_calibrator,
+    fit_image_evidence,
     fit_tail,
     fuse,
 )
 from cdgp.method.graph import EvidenceGraph
-from cdgp.method.network import Evidence
+from cdgp.method.network import Evidence, peak
 from cdgp.method.resize import upsample
-from cdgp.method.tiles import CELL, tiled_evidence
-from cdgp.presets import CalibrationSettings
+from cdgp.method.tiles import tiled_evidence
+from cdgp.presets import Settings
 from cdgp.progress import Progress
 from cdgp.training.dataset import WeakDataset
 
@@ -36,7 +40,7 @@ class CalibrationEvidence(NamedTuple):
 
     @property
     def pooled(self) -> Tensor:
-        """(n,) a(x)."""
+        """(n, F) image evidence."""
         return torch.cat([one.pooled for one in self.evidence])
 
 
@@ -45,60 +49,82 @@ def collect_evidence(
     graph: EvidenceGraph, dataset: WeakDataset, progress: Progress
 ) -> CalibrationEvidence:
     """Run the inference graph over images, one at a time."""
-    device = next(graph.parameters()).device
+    device, cell = next(graph.parameters()).device, graph.teacher.strides[0]
     evidence, sizes = [], []
     with progress.phase("Calibration", len(dataset)) as advance:
         for index in range(len(dataset)):
             image, size = dataset.input(index), dataset.size
             if dataset.tile:
                 found = tiled_evidence(graph, image, size)
-                size = (CELL * found.dominance.shape[1], CELL * found.dominance.shape[2])
+                size = (cell * found.residual.shape[1], cell * found.residual.shape[2])
             else:
                 images = image[None].to(device)
                 found = graph(images.contiguous(memory_format=torch.channels_last))
-            evidence.append(Evidence(*(part.float().cpu() for part in found)))
+            evidence.append(found.on_cpu())
             sizes.append(size)
             advance()
     return CalibrationEvidence(evidence, dataset.defective, sizes)
 
 
-def fit_calibration(collected: CalibrationEvidence, settings: CalibrationSettings) -> Calibration:
-    """Branch statistics, normal tail and image probability from calibration evidence.
+def fit_calibration(collected: CalibrationEvidence, settings: Settings) -> Calibration:
+    """Branch statistics, normal tail and image score from calibration evidence.
 
     The normal pixels of the tail are evenly spaced over all normal calibration images, at most
     ``tail_pixels`` of them; images are upsampled one at a time, so that memory stays bounded.
-    TrainingError without a good or a defective image, or where scores are not finite.
+    A branch that the network lacks has no weight. TrainingError without a good image (with the
+    image evidence of the paper, without a defective one, too), or where scores are not finite.
     """
+    s = settings.calibration
     good = torch.nonzero(~collected.defective).flatten().tolist()
     maps = [collected.evidence[i] for i in good]
     sizes = [collected.sizes[i] for i in good]
-    dominance, residual = (
-        _upsampled_statistics([getattr(one, branch) for one in maps], sizes)
-        for branch in ("dominance", "residual")
+    branches = [
+        _upsampled_statistics([m for m in of_branch if m is not None], sizes)
+        for of_branch in zip(*(one.maps for one in maps), strict=True)
+    ] or [BranchStatistics(0.0, 1.0)] * 3
+    tuned, distant = (
+        any(one.maps[branch] is not None for one in collected.evidence) for branch in (0, 2)
     )
+    distance_weight = settings.distance.weight if distant else 0.0
+    cap = None
+    if s.dominance_cap is not None and tuned:
+        cap = branches[0].mean + s.dominance_cap * branches[0].std
+    capped_maps = [(capped(one.dominance, cap), *one.maps[1:]) for one in collected.evidence]
+    pooled = collected.pooled.double().numpy()
+    defective = collected.defective.numpy().astype(np.bool_)
+    candidates = [s.fusion_weight if tuned else 0.0]
+    while 0 < 2 * candidates[-1] <= s.most_fusion_weight and tuned:
+        candidates.append(2 * candidates[-1])
+    every = [branch_weights(candidate, distance_weight) for candidate in candidates]
+    peaks = [[float(peak(fuse(m, branches, w))) for w in every] for m in capped_maps]
+    fusion_weight = chosen_weight(np.array(peaks), defective, candidates)
+    weights = branch_weights(fusion_weight, distance_weight)
     ends = np.cumsum([0, *(height * width for height, width in sizes)])
     total = int(ends[-1])
-    count = min(settings.tail_pixels, total)
+    count = min(s.tail_pixels, total)
     picked = torch.arange(count, dtype=torch.int64) * total // max(1, count)
     scores = []
-    for one, size, bounds in zip(maps, sizes, itertools.pairwise(ends.tolist()), strict=True):
+    of_good = [capped_maps[i] for i in good]
+    for one, size, bounds in zip(of_good, sizes, itertools.pairwise(ends.tolist()), strict=True):
         first, last = torch.searchsorted(picked, torch.tensor(bounds))
         # Fused before it is upsampled, as ``graph.OutputGraph`` does for new images.
-        low = fuse(one.dominance, one.residual, dominance, residual, settings.fusion_weight)
-        U = upsample(low, size)
+        U = upsample(fuse(one, branches, weights), size)
         scores.append(U.flatten()[picked[first:last] - bounds[0]])
     merged = torch.cat(scores) if scores else torch.empty(0)
+    if s.image_evidence == "dominance" and tuned:
+        image = fit_image_calibrator(pooled[:, 0], defective, s.logistic_c)
+    else:
+        image = fit_image_evidence(pooled, defective, tuned)
     return Calibration(
-        dominance,
-        residual,
-        fit_tail(merged.sort().values, settings.tail, settings.tail_floor),
-        fit_image_calibrator(
-            collected.pooled.double().numpy(),
-            collected.defective.numpy().astype(np.bool_),
-            settings.logistic_c,
-        ),
-        settings.fusion_weight,
-        settings.image_weight,
+        branches[0],
+        branches[1],
+        fit_tail(merged.sort().values, s.tail, s.tail_floor),
+        image,
+        fusion_weight,
+        s.image_weight,
+        branches[2],
+        distance_weight,
+        cap,
     )
 
 

@@ -1,7 +1,7 @@
 """First stage: encoder, projections and inducing values from image labels (Section 3.4)."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from cdgp.method.losses import (
     bag_margin,
     compactness_loss,
     log_mean_exp,
+    mean_loss,
     mil_loss,
     normalised_evidence,
 )
@@ -33,6 +34,9 @@ from cdgp.training.jitter import jittered
 from cdgp.training.loop import Stage, cosine, read_checkpoint, run_stage
 
 FILE = "dual_gp.safetensors"
+MEAN_LOGIT = (10.0, 0.0)
+"""Scale and bias that make log-odds of a mean margin, before training."""
+MEAN_LEARNING_RATE = 1e-2
 SEPARATION_IMAGES = 64
 """The check for separability uses at most so many images of each label."""
 LEAST_SEPARATION = 0.7
@@ -58,6 +62,11 @@ class TrainedDualGP(NamedTuple):
     """AUROC of the pooled mean margin over training images."""
     seconds: float
 
+    @property
+    def tuned(self) -> tuple[Encoder, TokenProjection, DualGP]:
+        """The branch that it has trained."""
+        return self.encoder, self.projection, self.gps
+
 
 class DualGPTraining(nn.Module):
     """Encoder, projections and Gaussian processes; called with a batch, returns the loss."""
@@ -76,6 +85,9 @@ class DualGPTraining(nn.Module):
         self.gps = gps
         self.settings = settings
         self.sharpness = sharpness
+        self.mean_logit: nn.Parameter | None = None
+        if settings.mean_weight:
+            self.mean_logit = nn.Parameter(torch.tensor(MEAN_LOGIT))
 
     def forward(self, images: Tensor, defective: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of Eq. 13 and the diagnostics, of images (B, 3, H, W) and labels (B,) bool."""
@@ -93,10 +105,11 @@ class DualGPTraining(nn.Module):
         )
         mil = mil_loss(bags, defective, s.margin)
         compact = compactness_loss(evidence_N[~defective])
+        mean = mean_loss(margins, defective, self.mean_logit)
         attract = attraction_loss(evidence_A[defective], margins[defective], s.epsilon)
         a, b, c = s.loss_weights
         with torch.no_grad():
-            diagnostics = {"mil": mil, "compact": compact, "attract": attract}
+            diagnostics = {"mil": mil, "mean": mean, "compact": compact, "attract": attract}
             largest = margins.amax(1)
             for name, chosen in (("good", ~defective), ("defective", defective)):
                 if bool(chosen.any()):
@@ -104,7 +117,8 @@ class DualGPTraining(nn.Module):
             diagnostics["variance_normal"] = normal.variance.mean()
             diagnostics["variance_anomaly"] = anomaly.variance.mean()
             diagnostics["token_cosine"] = token_cosine
-        return a * mil + b * compact + c * attract, {k: v.detach() for k, v in diagnostics.items()}
+        loss = a * mil + b * compact + c * attract + s.mean_weight * mean
+        return loss, {k: v.detach() for k, v in diagnostics.items()}
 
     def moments(self, features: Sequence[Tensor]) -> tuple[Moments, Moments, Tensor]:
         """Moments of both functions at all tokens of features, and the tokens' mean cosine."""
@@ -188,20 +202,19 @@ def initial_pair(
 
 
 def new_optimizer(training: DualGPTraining) -> torch.optim.AdamW:
-    """AdamW with a rate of its own, and no decay, for the inducing values."""
+    """AdamW with rates of their own, and no decay, for what is not encoder or projection."""
     s = training.settings
     trained = (*training.encoder.parameters(), *training.projection.parameters())
     base = [p for p in trained if p.requires_grad]
-    return torch.optim.AdamW(
-        [
-            {"params": base, "lr": s.learning_rate, "weight_decay": s.weight_decay},
-            {
-                "params": list(training.gps.parameters()),
-                "lr": s.inducing_learning_rate,
-                "weight_decay": 0.0,
-            },
-        ]
-    )
+    gps = list(training.gps.parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": base, "lr": s.learning_rate, "weight_decay": s.weight_decay},
+        {"params": gps, "lr": s.inducing_learning_rate, "weight_decay": 0.0},
+    ]
+    if training.mean_logit is not None:
+        group = {"params": [training.mean_logit], "lr": MEAN_LEARNING_RATE, "weight_decay": 0.0}
+        groups.append(group)
+    return torch.optim.AdamW(groups)
 
 
 def weak_batch(
@@ -232,7 +245,7 @@ def hardest_windows(
     found = []
     for index in indices:
         whole = dataset.input(index)
-        possible = places(whole.shape[1:], dataset.size)
+        possible = places(whole.shape[1:], dataset.size, training.encoder.strides)
         largest = torch.cat([
             token_margins(training, images).amax(1)
             for images in batches(cut(whole, place, dataset.size) for place in possible)
@@ -275,7 +288,8 @@ def select_inducing(
             each = max(1, s.tokens_per_class // max(1, len(indices)))
             for index in indices:
                 whole = dataset.input(index)
-                corners = subsample_evenly(places(whole.shape[1:], dataset.size), each)
+                possible = places(whole.shape[1:], dataset.size, encoder.strides)
+                corners = subsample_evenly(possible, each)
                 generator = seeded(settings.seed, "tokens", label, index)
                 for place in corners:
                     image = cut(whole, place, dataset.size)[None].to(context.fabric.device)
@@ -317,7 +331,9 @@ def separation_of(dataset: WeakDataset, training: DualGPTraining) -> float:
     for index in chosen:
         margins = [
             token_margins(training, images).flatten()
-            for images in batches(windows(dataset.input(index), dataset.size))
+            for images in batches(
+                windows(dataset.input(index), dataset.size, training.encoder.strides)
+            )
         ]
         pooled.append(float(log_mean_exp(torch.cat(margins), training.sharpness)))
     finite = np.nan_to_num(np.array(pooled), nan=0.0)

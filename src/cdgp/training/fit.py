@@ -11,7 +11,7 @@ from cdgp.data.manifest import WeakSplit
 from cdgp.data.splits import CLASSES
 from cdgp.errors import SettingsError, TrainingError
 from cdgp.method.build import assemble
-from cdgp.method.calibration import Calibration, ImageCalibrator, image_probability
+from cdgp.method.calibration import Calibration, ImageCalibrator, image_score
 from cdgp.method.graph import EvidenceGraph, SurprisalTable, check_table
 from cdgp.metrics.reliability import false_reject_threshold
 from cdgp.presets import DecisionSettings, InferenceSettings, Settings
@@ -21,7 +21,8 @@ from cdgp.runtimes.torch import TiledRuntime, TorchRuntime
 from cdgp.training.calibrate import CalibrationEvidence, collect_evidence, fit_calibration
 from cdgp.training.context import TrainingContext, stage_key
 from cdgp.training.dataset import WeakDataset, new_inputs
-from cdgp.training.dual_gp import dual_gp_samples, train_dual_gp
+from cdgp.training.distance import train_distance
+from cdgp.training.dual_gp import TrainedDualGP, dual_gp_samples, train_dual_gp
 from cdgp.training.student import train_student
 
 WITHOUT_BOUND = (
@@ -37,33 +38,36 @@ MOST_MOVED = 0.01
 
 
 def train(data: WeakSplit, settings: Settings, context: TrainingContext) -> Model:
-    """Both trained stages and the calibration.
+    """All trained stages and the calibration.
 
-    Each image is decoded once for all stages, as long as the inputs fit into memory. Errors: see
-    ``cdgp.errors``; SettingsError for a false-reject bound that the calibration cannot give.
+    Each image is decoded once for all stages, as long as the inputs fit into memory. Where no
+    defective image is given, or the only ones calibrate, there is no Dual GP: what good images
+    alone give makes the model. Errors: see ``cdgp.errors``; SettingsError for a false-reject bound
+    that the calibration cannot give.
     """
     inputs, device = new_inputs(settings), context.fabric.device
-    dual = train_dual_gp(
-        WeakDataset(dual_gp_samples(data, settings), inputs),
-        settings,
-        context,
-        stage_key(settings, data.sha256, "dual_gp"),
-    )
+    dual: TrainedDualGP | None = None
+    labelled = dual_gp_samples(data, settings)
+    if any(s.defective for s in labelled):
+        key = stage_key(settings, data.sha256, "dual_gp")
+        dual = train_dual_gp(WeakDataset(labelled, inputs), settings, context, key)
     good = WeakDataset([s for s in data.fit if not s.defective], inputs)
     key = stage_key(settings, data.good_fit_sha256, "student")
     teacher, student, _ = train_student(good, settings, context, key)
-    network = assemble(dual.encoder, dual.projection, dual.gps, teacher, student, settings)
+    distance = train_distance(good, teacher, settings, context)
+    tuned = None if dual is None else dual.tuned
+    network = assemble(tuned, teacher, student, distance, settings)
     graph = EvidenceGraph(network).to(device)
     dataset = WeakDataset(data.calibration, inputs)
     collected = collect_evidence(graph, dataset, context.progress)
-    calibration = fit_calibration(collected, settings.calibration)
+    calibration = fit_calibration(collected, settings)
     check_table(SurprisalTable(calibration.tail), calibration.tail)
     image = with_groups(calibration.image, data)
     calibration = calibration._replace(image=image)
     context.log({"stage": "calibration", "slope": image.slope, "intercept": image.intercept,
                  "notes": image.notes})  # fmt: skip
     decision = decide(collected, calibration, settings.decision, data)
-    made = provenance(data, dual.separation)
+    made = provenance(data, None if dual is None else dual.separation, image)
     model = Model(network, calibration, decision, settings, made)
     if device.type == "cuda" and settings.inference != InferenceSettings():
         fast = TorchRuntime(model, device, settings.inference)
@@ -111,11 +115,12 @@ def with_groups(image: ImageCalibrator, data: WeakSplit) -> ImageCalibrator:
         for label in (False, True)
     }  # fmt: skip
     notes = list(image.notes)
+    kind = score_kind(image)
     for label, word in CLASSES.items():
         images = sum(s.defective == label for s in data.calibration)
         if len(parts[label]) == 1 and not (label and images == 1):  # which has its note already
             many = f" part (group) with {images} images" if images > 1 else " calibration image"
-            notes.append(f"the probability rests on a single {word}{many}")
+            notes.append(f"the {kind} rests on a single {word}{many}")
     if not data.own_calibration:
         notes.append(WITHOUT_CALIBRATION)
     return image._replace(
@@ -129,12 +134,14 @@ def decide(
     settings: DecisionSettings,
     data: WeakSplit,
 ) -> Decision:
-    """The threshold on the image score, as set or from held-out good parts, and its defect rate.
+    """The threshold on the image score, as set or from good parts, and its defect rate, if any.
 
     Raises:
         SettingsError: too few good parts for the rate, or a probability without ranking.
     """
     decision = threshold_of(collected, calibration, settings, data)
+    if decision.is_p_value:
+        return decision
     if settings.defect_rate is not None:
         return decision.at(settings.defect_rate)
     good, bad = data.parts
@@ -150,22 +157,38 @@ def threshold_of(
 ) -> Decision:
     """The threshold at equal numbers of good and defective parts: as set, or from good parts.
 
-    The logistic is increasing, so ranks of the pooled evidence are ranks of the probability, and
-    the finite-sample bound carries over. A slope of zero would tie all images and is an error,
+    A p-value has a limit of its own, ``decision.p_value``: a score of one minus it, or that of the
+    oddest good calibration image where these are too few to reach it.
+
+    The logistic is increasing, so ranks of the pooled evidence are ranks of the score, and the
+    finite-sample bound carries over. A slope of zero would tie all images and is an error,
     which only the training can show. Errors as `decide`.
     """
-    rate = settings.max_false_rejects
-    if rate is None:
-        source = f"decision.threshold = {settings.threshold:g} at equal numbers of good and "
-        return Decision(settings.threshold, f"{source}defective parts", None)
-    if calibration.image.slope == 0:
+    rate, is_p_value = settings.max_false_rejects, calibration.image.is_p_value
+    if rate is not None and not any(calibration.image.slope):
         raise SettingsError(
             "decision.max_false_rejects: the image probability does not rise with the evidence, so "
             "no threshold can bound the false rejects; see the calibration notes in log.jsonl. "
             + WITHOUT_BOUND
         )
     # On the path of prediction, so that an image equal to the threshold's stays on its good side.
-    scores = image_probability(collected.pooled, calibration.image)
+    scores = image_score(collected.pooled, calibration.image)
+    if rate is None and is_p_value:
+        most, number = float(scores.max()), len(scores)
+        if most < 1 - settings.p_value:
+            source = (
+                f"odder than all {count(number, 'good calibration image')}: decision.p_value = "
+                f"{settings.p_value:g} would need more of them"
+            )
+            return Decision(most, source, None, is_p_value=True)
+        source = (
+            f"p-value below decision.p_value = {settings.p_value:g}, against "
+            f"{count(number, 'good calibration image')}"
+        )
+        return Decision(1 - settings.p_value, source, None, is_p_value=True)
+    if rate is None:
+        source = f"decision.threshold = {settings.threshold:g} at equal numbers of good and "
+        return Decision(settings.threshold, f"{source}defective parts", None)
     good = held_out_groups(data)
     found = false_reject_threshold(
         [float(scores[place]) for place, _ in good], rate, [group for _, group in good]
@@ -184,6 +207,7 @@ def threshold_of(
         f"that an image of the next good part, of about as many images, is rejected is at most "
         f"{found.bound:.3g}",
         found.bound,
+        is_p_value=is_p_value,
     )
 
 
@@ -203,16 +227,55 @@ def held_out_groups(data: WeakSplit) -> list[tuple[int, int]]:
 
 
 def check_calibration(data: WeakSplit, settings: Settings) -> None:
-    """Check that the good calibration parts can support the false-reject rate asked for."""
+    """Check what the decision asks of the calibration images.
+
+    Raises:
+        SettingsError: good parts that cannot support the false-reject rate asked for; a threshold
+            or a rate of a probability, where no defective image gives one.
+    """
+    if settings.calibration.image_evidence == "all" and not any(
+        s.defective for s in data.calibration
+    ):
+        _check_no_probability(settings.decision)
     rate = settings.decision.max_false_rejects
     if rate is not None:
         groups = [group for _, group in held_out_groups(data)]
         false_reject_threshold([0.0] * len(groups), rate, groups)
 
 
-def provenance(data: WeakSplit, separation: float) -> dict[str, Any]:
+def _check_no_probability(decision: DecisionSettings) -> None:
+    """Check that nothing is asked of a probability where the score will be a p-value."""
+    given = {
+        "threshold": (decision.threshold, DecisionSettings().threshold, "set decision.p_value"),
+        "defect_rate": (decision.defect_rate, None, "leave it out"),
+    }
+    for name, (value, default, advice) in given.items():
+        if value != default:
+            raise SettingsError(
+                f"decision.{name} = {value:g}: no defective image is there to calibrate with, so "
+                f"the image score is one minus a p-value, and no probability; {advice}, or add "
+                "defective images of two parts or more"
+            )
+
+
+def score_kind(image: ImageCalibrator) -> str:
+    """What an image score is: "probability" or "p-value"."""
+    return "p-value" if image.is_p_value else "probability"
+
+
+def rests_on(data: WeakSplit) -> str:
+    """What a model has learnt from, in words: "good images alone", "14 defects of 3 parts"."""
+    number, parts = sum(s.defective for s in data.train), data.parts[1]
+    if not number:
+        return "good images alone"
+    return count(number, "defect") + (f" of {count(parts, 'part')}" if parts < number else "")
+
+
+def provenance(data: WeakSplit, separation: float | None, image: ImageCalibrator) -> dict[str, Any]:
     """Where a model comes from: data digest, counts, versions, machine, time."""
     return {
+        "score_kind": score_kind(image),
+        "rests_on": rests_on(data),
         "manifest_sha256": data.sha256,
         "counts": {name: list(counts) for name, counts in data.counts.items()},
         "separation": separation,

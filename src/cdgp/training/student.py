@@ -11,7 +11,7 @@ from cdgp.method.backbone import Encoder
 from cdgp.method.build import new_student, pretrained_encoder, seeded
 from cdgp.method.fold import fold_batch_norms
 from cdgp.method.student import ReverseStudent, corrupt, reconstruction_loss, residuals
-from cdgp.method.tiles import Place, cut, places
+from cdgp.method.tiles import Place, Strides, cut, places
 from cdgp.presets import Settings, StudentSettings
 from cdgp.training.context import TrainingContext
 from cdgp.training.convolutions import fast_convolutions
@@ -126,7 +126,8 @@ def train_student(
     def batch(step: int) -> tuple[Tensor, Tensor, list[Window]]:
         start = step * s.batch_size
         chosen = shuffled_stream(indices, start, s.batch_size, settings.seed, "student")
-        images, drawn = drawn_windows(dataset, chosen, seeded(settings.seed, "windows", step))
+        places_drawn = seeded(settings.seed, "windows", step)
+        images, drawn = drawn_windows(dataset, chosen, places_drawn, teacher.strides)
         clean = teacher.normalise(images.to(device))
         generator = seeded(settings.seed, "corruption", step)
         corrupted = corrupt(
@@ -151,7 +152,7 @@ def folded(teacher: Encoder) -> Encoder:
 
 
 def drawn_windows(
-    dataset: WeakDataset, indices: Sequence[int], generator: torch.Generator
+    dataset: WeakDataset, indices: Sequence[int], generator: torch.Generator, strides: Strides
 ) -> tuple[Tensor, list[Window]]:
     """(B, 3, H, W): of each image one window, drawn among all; all of it where it is not tiled.
 
@@ -160,7 +161,7 @@ def drawn_windows(
     images, windows = [], []
     for index in indices:
         whole = dataset.input(index)
-        possible = places(whole.shape[1:], dataset.size)
+        possible = places(whole.shape[1:], dataset.size, strides)
         place = possible[int(torch.randint(len(possible), (), generator=generator))]
         images.append(cut(whole, place, dataset.size))
         windows.append((index, place))

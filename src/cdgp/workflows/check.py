@@ -45,7 +45,7 @@ def check_data(
     """Find what is wrong with images, labels, masks and splits; changes none of them.
 
     Args:
-        data: a folder with ``good/`` and ``defective/``, or a CSV manifest.
+        data: a folder with ``good/`` and, where there are any, ``defective/``, or a CSV manifest.
         out: folder for ``check.json`` and ``check.html``; None writes neither.
         groups: CSV manifest to write, with near duplicates in one group.
         good: name of the folder of good images; ``good`` where None.

@@ -63,8 +63,8 @@ def evaluate_run(
 
     Args:
         model: as ``inference.load`` takes it.
-        data: a CSV manifest, or a folder with ``good/`` and ``defective/``. Where splits are
-            stated, the test images are scored; otherwise all.
+        data: a CSV manifest, or a folder with ``good/`` and, where there are any, ``defective/``.
+            Where splits are stated, the test images are scored; otherwise all.
         out: folder for scores, overlays and report; None writes nothing.
         good: name of the folder of good images; the model's own where None.
         defective: the same of defective images.

@@ -27,7 +27,6 @@ from cdgp.ledger import Ledger
 from cdgp.progress import Progress, Quiet
 from cdgp.report.html import TrainingFacts
 from cdgp.report.results import ResultFiles
-from cdgp.runtimes.card import Card
 
 SHOWN = 20
 """Messages about unreadable images that a result holds; ``unreadable.csv`` lists all."""
@@ -52,8 +51,12 @@ class PredictedFolder:
     """The first of them, with the image's name."""
     refers_to: str
     """The share of defective parts that the probabilities refer to, in words."""
+    score_kind: str
+    """As ``Detector.score_kind``."""
+    rests_on: str
+    """As ``Detector.rests_on``."""
     notes: tuple[str, ...]
-    """What weakens the probabilities."""
+    """What weakens the scores."""
 
 
 def predict_folder(
@@ -117,7 +120,7 @@ def predict_folder(
             except KeyboardInterrupt:
                 done = f"interrupted after {len(ledger)} of {count} images"
                 raise Interrupted(f"{done}; --resume goes on from there") from None
-            found = _finished(ledger, files, [notice.text for notice in not_scored], detector.card)
+            found = _finished(ledger, files, [notice.text for notice in not_scored], detector)
         ledger.path.unlink()
     return found
 
@@ -227,7 +230,7 @@ def _computed_on(ledger: Ledger) -> str:
 
 
 def _finished(
-    ledger: Ledger, files: ResultFiles, not_scored: list[str], card: Card
+    ledger: Ledger, files: ResultFiles, not_scored: list[str], detector: Detector
 ) -> PredictedFolder:
     """List the unreadable images, and count."""
     folder = files.folder
@@ -240,7 +243,8 @@ def _finished(
     warned = (f"{row.name}: {'; '.join(row.warnings)}" for row in ledger if row.warnings)
     return PredictedFolder(
         folder, len(ledger), ledger.rejected, ledger.unreadable, problems, not_scored,
-        ledger.warned, list(islice(warned, SHOWN)), card.decision.refers_to, card.image.notes,
+        ledger.warned, list(islice(warned, SHOWN)), detector.card.decision.refers_to,
+        detector.score_kind, detector.rests_on, detector.card.image.notes,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Train on good and defective images, evaluate on the test part, look for suspect labels."""
+"""Train on good images and any defective ones, evaluate on the test part, find suspect labels."""
 
 import json
 import logging
@@ -41,8 +41,9 @@ class Run:
     manifest: Manifest
     """The images with their digests and splits."""
     folder: Path | None
-    separation: float
-    """AUROC of the training images at the end of training: how separable the two bins are."""
+    separation: float | None
+    """AUROC of the training images at the end of training: how separable the two bins are; None
+    where no defective image was trained on."""
     audit: Audit
     suspects: list[Suspect]
     """All images by doubt of their label, the most doubtful first."""
@@ -62,10 +63,14 @@ def train_run(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Run:
-    """Train on good and defective images, and evaluate on the test part.
+    """Train on good images and defective ones, if any, and evaluate on the test part.
+
+    Good images alone are enough to begin with: the score is then one minus a p-value, and no
+    probability, see ``Detector.score_kind``. Every defective image makes the model better.
 
     Args:
-        data: a folder with ``good/`` and ``defective/``, a CSV manifest, or a ``Manifest``.
+        data: a folder with ``good/`` and, where there are any, ``defective/``, a CSV manifest, or a
+            ``Manifest``.
         out: folder of the run; None writes nothing.
         settings: the `lite` preset where None.
         save_maps: also write the raw maps of the test images.
@@ -119,7 +124,8 @@ def _prepared(
 ) -> tuple[Manifest, WeakSplit, Audit]:
     """What training starts from; warns before the long work, so that it can be stopped."""
     manifest, found = prepare_manifest(data, settings, progress)
-    weak = manifest.weak_split(grouped(manifest, found))
+    joined = grouped(manifest, found)
+    weak = manifest.weak_split(joined, needed_labels(settings))
     check_calibration(weak, settings)
     for finding in found.of("warning"):
         text = finding.text.removeprefix(f"{manifest.root}: ")
@@ -139,8 +145,10 @@ def prepare_manifest(
 ) -> tuple[Manifest, Audit]:
     """Read, digest, audit and split the images: what training starts from.
 
-    Where the calibration images are held out of training, both classes must be among them.
-    Otherwise a class of a single group leaves only the training images to calibrate on.
+    Where the calibration images are held out of training, every label that is needed must be among
+    them. Otherwise a label of a single group leaves only the training images to calibrate on; so
+    does a single good group in `lite`, unless there is no defective image: a p-value of training
+    images would mean nothing.
     """
     chosen, notices = settings.data, list[Notice]()
     if isinstance(data, Manifest):
@@ -150,12 +158,23 @@ def prepare_manifest(
     with progress.phase("Reading images", len(manifest.samples)) as advance:
         scanned = scan(manifest, chosen.white_level, advance, chosen.first_page)
     check_readable(scanned)
-    held_out = settings.calibration.pictures == "held_out"
+    labels = needed_labels(settings)
+    own = settings.calibration.pictures == "held_out" and (
+        len(labels) == 2
+        or settings.decision.max_false_rejects is not None
+        or not any(s.defective for s in manifest.samples)
+    )
     divided = split(
         scanned.manifest, settings.seed, chosen.test_fraction, chosen.calibration_fraction,
-        needed=("fit", "calibration") if held_out else ("fit",),
+        ("fit", "calibration") if own else ("fit",), labels,
     )  # fmt: skip
     return divided, audit(scanned, chosen.white_level, notices)
+
+
+def needed_labels(settings: Settings) -> tuple[bool, ...]:
+    """Labels (defective or not) that fit and calibration must show: where the image score weighs
+    all evidence, good images alone are enough."""
+    return (False,) if settings.calibration.image_evidence == "all" else (False, True)
 
 
 def _train_into(

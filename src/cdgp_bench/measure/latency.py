@@ -119,6 +119,7 @@ def stages(detector: Detector, images: torch.Tensor, runs: int) -> dict[str, Any
     if not isinstance(runtime, TorchRuntime):
         return {}
     graph, device = runtime.graph, runtime.device
+    head, distance = graph.evidence.head, graph.evidence.distance
     images = images.to(device).contiguous(memory_format=torch.channels_last)
     with FlopCounterMode(display=False) as counter:
         graph(images)
@@ -133,7 +134,8 @@ def stages(detector: Detector, images: torch.Tensor, runs: int) -> dict[str, Any
     native[300:400, 400:600] = detector.region_level + 1
     work: dict[str, Callable[[], object]] = {
         "encoders": lambda: graph.evidence.encoders(images),
-        "dominance head": lambda: graph.evidence.head(tuned),
+        **({"dominance head": lambda: head(tuned)} if head else {}),
+        **({"normal distance": lambda: distance(frozen)} if distance else {}),
         "student": lambda: graph.evidence.student(frozen[2], sizes),
         "residual": lambda: graph.evidence.residual(frozen),
         "fusion and surprisal": lambda: graph.outputs(evidence, size),
@@ -181,7 +183,7 @@ def _plot_latency(axis: Any, files: Sequence[dict[str, Any]]) -> None:
 def _plot_stages(axis: Any, stages_ms: dict[str, float]) -> None:
     start, total = 0.0, sum(stages_ms.values())
     colours = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999",
-               "#f0e442"]  # fmt: skip
+               "#f0e442", "#882255"]  # fmt: skip
     for (name, ms), colour in zip(stages_ms.items(), colours, strict=True):
         axis.barh(["torch"], [ms], left=start, color=colour,
                   label=f"{name} {100 * ms / total:.0f} %")  # fmt: skip

@@ -32,17 +32,21 @@ class MethodOptions(BaseModel):
         return self.model_dump(mode="json")
 
 
+def images_in(path: str) -> list[Path]:
+    """A folder's images, its subfolders' too, sorted; none where the path is empty."""
+    return sorted(p for p in Path(path).rglob("*") if p.suffix in IMG_EXTENSIONS) if path else []
+
+
 def images_digest(path: str) -> str:
     """Digest of the names and sizes of a folder's images; empty where there are none."""
     folder = Path(path)
-    found = sorted(p for p in folder.rglob("*") if p.suffix in IMG_EXTENSIONS) if path else []
-    sizes = [[p.relative_to(folder).as_posix(), p.stat().st_size] for p in found]
+    sizes = [[p.relative_to(folder).as_posix(), p.stat().st_size] for p in images_in(path)]
     return hashlib.sha256(json.dumps(sizes).encode()).hexdigest() if sizes else ""
 
 
 def require_images(method: str, path: str, what: str) -> None:
     """Check the folder of images that a method needs from outside."""
-    if not images_digest(path):
+    if not images_in(path):
         given = f"there are none in {path}" if path else "nothing was given"
         raise NotRunError(
             f"{method} needs a folder of {what}: set options.{method}.auxiliary in the plan; "

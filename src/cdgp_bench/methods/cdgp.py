@@ -23,7 +23,7 @@ from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import WeakSplit
 from cdgp.files import atomic_write, write_text
 from cdgp.method.build import assemble
-from cdgp.method.calibration import BALANCED, Calibration, image_probability
+from cdgp.method.calibration import BALANCED, Calibration, image_score
 from cdgp.method.graph import EvidenceGraph, InferenceGraph, OutputGraph
 from cdgp.method.network import Evidence, Network
 from cdgp.presets import Settings
@@ -31,7 +31,13 @@ from cdgp.progress import Progress
 from cdgp.training.calibrate import CalibrationEvidence, fit_calibration
 from cdgp.training.context import new_context, stage_key
 from cdgp.training.dataset import WeakDataset, new_inputs
-from cdgp.training.dual_gp import LEAST_SEPARATION, dual_gp_samples, train_dual_gp
+from cdgp.training.distance import train_distance
+from cdgp.training.dual_gp import (
+    LEAST_SEPARATION,
+    TrainedDualGP,
+    dual_gp_samples,
+    train_dual_gp,
+)
 from cdgp.training.student import train_student
 from cdgp_bench.controls import Control, new_control
 from cdgp_bench.methods import Fitted, Pipeline, Scored
@@ -52,14 +58,17 @@ def keys_of(data: WeakSplit, settings: Settings, control: Control | None) -> Key
         dual = hashlib.sha256(f"{dual} {control}".encode()).hexdigest()
     student = stage_key(settings, data.good_fit_sha256, "student")
     kind = settings.calibration.evidence
-    return Keys(dual, student, f"graph-{dual[:16]}-{student[:16]}-{kind}")
+    c, d = settings.calibration, settings.distance
+    distance = f"d{d.components}-{d.weight > 0}-{c.image_evidence}-{c.pooling_sharpness:g}"
+    return Keys(dual, student, f"graph-{dual[:16]}-{student[:16]}-{kind}-{distance}")
 
 
 class Trained(NamedTuple):
-    """Both stages in one network."""
+    """All branches in one network."""
 
     network: Network
-    separation: float
+    separation: float | None
+    """Of the labels, by the Dual GP; None where it had no defective image."""
     seconds: float
 
 
@@ -74,36 +83,49 @@ def train(
     keys = keys_of(data, settings, control)
     context = new_context(checkpoints / f"dual_gp-{keys.dual_gp[:16]}", None, progress)
     inputs = new_inputs(settings)
-    dual = train_dual_gp(
-        WeakDataset(dual_gp_samples(data, settings), inputs),
-        settings,
-        context,
-        keys.dual_gp,
-        None if control is None else lambda: new_control(control, settings),
-    )
+    labelled = dual_gp_samples(data, settings)
+    dual: TrainedDualGP | None = None
+    if any(s.defective for s in labelled):
+        dual = train_dual_gp(
+            WeakDataset(labelled, inputs),
+            settings,
+            context,
+            keys.dual_gp,
+            None if control is None else lambda: new_control(control, settings),
+        )
     good = WeakDataset([s for s in data.fit if not s.defective], inputs)
     context = replace(context, checkpoints=checkpoints / f"student-{keys.student[:16]}")
     teacher, student, seconds = train_student(good, settings, context, keys.student)
-    network = assemble(dual.encoder, dual.projection, dual.gps, teacher, student, settings)
-    return Trained(network.to(context.fabric.device), dual.separation, dual.seconds + seconds)
+    distance = train_distance(good, teacher, settings, context)
+    tuned = None if dual is None else dual.tuned
+    network = assemble(tuned, teacher, student, distance, settings)
+    if dual is not None:
+        seconds += dual.seconds
+    separation = None if dual is None else dual.separation
+    return Trained(network.to(context.fabric.device), separation, seconds)
 
 
 class StoredEvidence(NamedTuple):
     """The evidence of some images, read one by one from its file."""
 
     maps: Path
-    """(n, 2, H/4, W/4) dominance and residual, a ``.npy`` file."""
-    pooled: list[float]
+    """(n, branches, h, w) of the branches that there are, a ``.npy`` file."""
+    branches: list[bool]
+    """Whether there are dominance, residual and distance."""
+    pooled: list[list[float]]
+    """Image evidence of each image."""
     sizes: list[tuple[int, int]]
     """(height, width) of each image."""
-    separation: float
+    separation: float | None
     seconds: float
 
     def evidence(self) -> Iterator[Evidence]:
         maps = np.load(self.maps, mmap_mode="r")
-        for both, pooled in zip(maps, self.pooled, strict=True):
-            dominance, residual = torch.from_numpy(np.array(both))[:, None]
-            yield Evidence(dominance, residual, torch.tensor([pooled]))
+        for stored, pooled in zip(maps, self.pooled, strict=True):
+            left = iter(torch.from_numpy(np.array(stored))[:, None])
+            dominance, residual, distance = (next(left) if b else None for b in self.branches)
+            assert residual is not None
+            yield Evidence(dominance, residual, distance, torch.tensor([pooled]))
 
 
 def stored_evidence(
@@ -125,7 +147,9 @@ def stored_evidence(
         write_evidence(maps, facts, paths, found, settings, progress, name)
     kept = json.loads(facts.read_text(encoding="utf-8"))
     sizes = [(height, width) for height, width in kept["sizes"]]
-    return StoredEvidence(maps, kept["pooled"], sizes, kept["separation"], kept["seconds"])
+    return StoredEvidence(
+        maps, kept["branches"], kept["pooled"], sizes, kept["separation"], kept["seconds"]
+    )
 
 
 @torch.inference_mode()
@@ -141,23 +165,28 @@ def write_evidence(
     """Run the graph over image files, straight to disk: memory does not grow with their number."""
     device = next(trained.network.parameters()).device
     graph = EvidenceGraph(trained.network).to(device)
-    shape = (len(paths), 2, *(side // 4 for side in settings.input_size))
-    pooled, sizes = [], []
+    pooled, sizes, branches = [], [], list[bool]()
     with atomic_write(maps) as temporary, progress.phase(name, len(paths)) as advance:
-        store = open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
+        store: NDArray[np.float32] | None = None
         for index, path in enumerate(paths):
             image = read_image(path, settings.data.white_level, settings.data.first_page)
             batch = to_input(image, settings.input_size)[None].to(device)
             found = graph(batch.contiguous(memory_format=torch.channels_last))
-            store[index, 0] = found.dominance[0].cpu()
-            store[index, 1] = found.residual[0].cpu()
-            pooled.append(float(found.pooled[0]))
+            values = torch.cat([m for m in found.maps if m is not None]).cpu()
+            if store is None:
+                branches = [m is not None for m in found.maps]
+                shape = (len(paths), *values.shape)
+                store = open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
+            store[index] = values
+            pooled.append(found.pooled[0].tolist())
             sizes.append([int(side) for side in image.shape[:2]])
             advance()
-        store.flush()
+        del store  # on disk now
     # Last: it says that the maps are whole.
-    record = {"pooled": pooled, "sizes": sizes, "separation": trained.separation,
-              "seconds": trained.seconds}  # fmt: skip
+    record = {
+        "pooled": pooled, "branches": branches, "sizes": sizes,
+        "separation": trained.separation, "seconds": trained.seconds,
+    }  # fmt: skip
     write_text(facts, json.dumps(record))
 
 
@@ -168,7 +197,7 @@ class Calibrated(NamedTuple):
     folder: Path
     """Where evidence is kept."""
     calibration: Calibration
-    separation: float
+    separation: float | None
     seconds: float
 
 
@@ -187,7 +216,7 @@ def calibrate(
     defective = torch.tensor([s.defective for s in data.calibration])
     sizes = [settings.input_size] * len(paths)
     collected = CalibrationEvidence(list(seen.evidence()), defective, sizes)
-    calibration = fit_calibration(collected, settings.calibration)
+    calibration = fit_calibration(collected, settings)
     return Calibrated(trained, folder, calibration, seen.separation, seen.seconds)
 
 
@@ -209,15 +238,13 @@ def fit(
         for size, evidence in zip(stored.sizes, stored.evidence(), strict=True):
             with torch.inference_mode():
                 found = outputs(evidence, settings.input_size)
+            branches = zip(("dominance", "residual", "distance"), evidence.maps, strict=True)
             yield Scored(
                 size,
                 found.anomaly_map[0].numpy(),
-                float(image_probability(found.pooled, calibration.image, BALANCED)[0]),
-                {
-                    "residual": evidence.residual[0].numpy(),
-                    "dominance": evidence.dominance[0].numpy(),
-                    "surprisal": found.surprisal[0].numpy(),
-                },
+                float(image_score(found.pooled, calibration.image, BALANCED)[0]),
+                {name: m[0].numpy() for name, m in branches if m is not None}
+                | {"surprisal": found.surprisal[0].numpy()},
             )
 
     def pipeline() -> Pipeline:
@@ -226,12 +253,12 @@ def fit(
         return Pipeline(network, graph.to(next(network.parameters()).device))
 
     facts = {
-        "separated": separation >= LEAST_SEPARATION,
-        "separation": round(separation, 4),
-        "slope": round(calibration.image.slope, 4),
+        "separated": separation is None or separation >= LEAST_SEPARATION,
+        "separation": None if separation is None else round(separation, 4),
+        "slope": [round(slope, 4) for slope in calibration.image.slope],
         "intercept": round(calibration.image.intercept, 4),
     }
-    return Fitted(score, seconds, True, facts, pipeline)
+    return Fitted(score, seconds, not calibration.image.is_p_value, facts, pipeline)
 
 
 class Parts(NamedTuple):

@@ -54,6 +54,7 @@ from cdgp_bench.synthetic import plant_defect, save
 SIZES = {"magnetic_tile": (160, 160), "ksdd": (256, 96)}
 STEPS = 200
 BASE = {
+    "mean_weight": 0.0,
     "learning_rate": 1e-3,
     "sigma_gradient": False,
     "sampler": "balanced",
@@ -186,8 +187,11 @@ class Screening:
 
     def settings(self, size: tuple[int, int], **changes: Any) -> Settings:
         """The `lite` preset with calibration images that the Dual GP has not seen."""
-        held_out = {"calibration": {"pictures": "held_out"}}
-        return preset("lite", seed=self.seed, input_size=size, **(held_out | changes))
+        pinned = {
+            "calibration": {"pictures": "held_out", "image_evidence": "dominance"},
+            "distance": {"weight": 0.0},
+        }
+        return preset("lite", seed=self.seed, input_size=size, **(pinned | changes))
 
     def save_native(self, folder: Path) -> list[Path]:
         """``native`` as files, for methods that read files."""
@@ -251,7 +255,7 @@ def dual_gp_rows(screening: Screening, variant: str) -> Iterator[dict[str, Any]]
     context = TrainingContext(new_fabric(), None, diagnostics.update, progress)
     dual = train_dual_gp(fit_images, s, context, "")
     seconds = round(time.monotonic() - began, 1)
-    network = assemble(dual.encoder, dual.projection, dual.gps, teacher, student, s)
+    network = assemble(dual.tuned, teacher, student, None, s)
     graph = EvidenceGraph(network).to(context.fabric.device)
     collected, everyone = (
         collect_evidence(graph, WeakDataset(samples, inputs), progress)
@@ -274,8 +278,8 @@ def evidence_of(
 ) -> Evidence:
     """The evidence of one image."""
     batch = to_input(image, size)[None].to(next(graph.parameters()).device)
-    found = graph(batch.contiguous(memory_format=torch.channels_last))
-    return Evidence(*(part.cpu() for part in found))
+    found: Evidence = graph(batch.contiguous(memory_format=torch.channels_last))
+    return found.on_cpu()
 
 
 def bag_row(screening: Screening, fit: Fit, rate: float) -> dict[str, float | None]:
@@ -308,7 +312,7 @@ def student_row(screening: Screening, rate: float) -> dict[str, Any]:
 def residuals_of(
     images: Iterable[NDArray[np.float32]], screening: Screening, settings: Settings
 ) -> list[NDArray[np.float32]]:
-    """Residual maps (H/4, W/4) of images, from a student on good fit images."""
+    """Residual maps (h, w) of images, from a student on good fit images."""
     with torch.inference_mode(False):
         teacher, student, _ = screening.student(settings)
     device = next(teacher.parameters()).device
@@ -360,7 +364,8 @@ def localisation(
     tail: str,
 ) -> dict[str, float | None]:
     """Metrics on planted defects, calibrated with a fusion weight and a tail."""
-    chosen = settings.calibration.model_copy(update={"fusion_weight": weight, "tail": tail})
+    calibration = settings.calibration.model_copy(update={"fusion_weight": weight, "tail": tail})
+    chosen = settings.model_copy(update={"calibration": calibration})
     outputs = OutputGraph(fit_calibration(collected, chosen))
     maps = [
         resize_map(outputs(e, collected.sizes[0]).anomaly_map[0].numpy(), _shape(mask))

@@ -35,9 +35,10 @@ from cdgp.files import write_text
 from cdgp.method.backbone import Encoder
 from cdgp.method.build import assemble, new_pair, new_projection, new_student
 from cdgp.method.calibration import BranchStatistics, Calibration, ImageCalibrator, NormalTail
+from cdgp.method.distance import NormalDistance, fit_distance
 from cdgp.method.fold import fix_padding, fold_batch_norms
 from cdgp.method.graph import Encoders, EvidenceGraph, InferenceGraph
-from cdgp.presets import settings
+from cdgp.presets import Settings, settings
 from cdgp.runtimes.base import require_package
 from cdgp.runtimes.onnx import OnnxRuntime
 from cdgp.runtimes.openvino import compiled_for
@@ -84,19 +85,29 @@ def built(preset: str) -> dict[str, nn.Module]:
         if name.endswith(".m"):
             values.data.normal_()
     projection, student = new_projection(encoder, chosen), new_student(teacher, chosen)
-    network = assemble(encoder, projection, pair, teacher, student, chosen)
+    distance = random_distance(teacher, chosen) if chosen.distance.weight else None
+    network = assemble((encoder, projection, pair), teacher, student, distance, chosen)
+    entries = 3 if chosen.calibration.image_evidence == "all" else 1
     scores = torch.randn(chosen.calibration.tail_pixels).sort().values
     tail = NormalTail(scores, math.nan, math.nan, math.nan, chosen.calibration.tail_floor)
     calibration = Calibration(
         BranchStatistics(0.0, 1.0), BranchStatistics(0.3, 0.1), tail,
-        ImageCalibrator(0.0, 1.0, 1.0, 0.0), chosen.calibration.fusion_weight,
-        chosen.calibration.image_weight,
+        ImageCalibrator((0.0,) * entries, (1.0,) * entries, (1.0,) * entries, 0.0),
+        chosen.calibration.fusion_weight, chosen.calibration.image_weight,
+        distance_weight=chosen.distance.weight,
     )  # fmt: skip
     parts = {"encoders": both, "stem once": Encoders(encoder, teacher),
              "whole": InferenceGraph(EvidenceGraph(network), calibration)}  # fmt: skip
     for module in parts.values():
         module.requires_grad_(False).eval().to(memory_format=torch.channels_last)
     return parts
+
+
+def random_distance(teacher: Encoder, chosen: Settings) -> NormalDistance:
+    """A normal distance of random images' features; its work does not depend on the numbers."""
+    with torch.no_grad():
+        features = teacher.eval()(torch.randn(2, 3, *SIZE))
+    return fit_distance(lambda: [features], chosen.distance.components)
 
 
 def one(preset: str, batch: int, runtime: str, threads: int, count: int) -> dict[str, list[float]]:

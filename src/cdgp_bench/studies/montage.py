@@ -2,10 +2,11 @@
 
     CDGP_DATA=DATA python -m cdgp_bench.studies.montage
 
-Loads the first seed's trained methods from --checkpoints; writes RUNS/montages/SET-CATEGORY.png.
-The images are five of the test part, evenly spaced by the marked share of the image, one of each
-kind of defect where file names hold five kinds. The colours of each method run from the median to
-the maximum over its five maps. The drawings show real parts, so they stay in the run's folder.
+Loads the trained methods of the first seed or fold from --checkpoints; writes
+RUNS/montages/SET-CATEGORY.png. The images are five of the test part, evenly spaced by the marked
+share of the image, one of each kind of defect where file names hold five kinds. The colours of each
+method run from the median to the maximum over its five maps. The drawings show real parts, so they
+stay in the run's folder.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def main() -> None:
         prepared = prepare_all(plan, given.runs, progress, print)
         for run, _ in finished(plan, prepared, given.runs):
             key = run.split_key
-            if run.seed != plan.seeds[0]:
+            if (run.seed, run.fold) != plan.repeats[0]:
                 continue
             chosen = shown.setdefault(key, examples(prepared[key]))
             fitted = run.fit(prepared[key].weak, given.checkpoints / run.dataset, progress)

@@ -5,17 +5,16 @@ that another training of the same method would differ.
 
     CDGP_DATA=DATA python -m cdgp_bench.studies.paired [--plan in-house]
 
-Scores the test images again with the trained methods (--checkpoints), within each set and seed, and
-draws groups of test images with replacement, the same draws for all methods. Writes
-docs/results/PLAN/paired.jsonl: one row a set, seed, pair and metric, one a set, seed, method and
-size of defect, and one a set, seed and method of where its false alarms are. Curves are saved under
-RUNS/profiles, so that a method that is added later is the only one to be scored. Rows of the plan
-that are missing in RUNS, or were made with other settings, are left out and listed. `--table`
-prints the rows as Markdown.
+Draws groups of test images with replacement, within each set and seed, the same draws for all
+methods. Writes docs/results/PLAN/paired.jsonl: one row a set, seed, pair and metric, one a set,
+seed, method and size of defect, and one a set, seed and method of where its false alarms are. For a
+plan with folds: one row a set, pair and metric, over all folds (`cross_testing`). The curves that
+are measured lie under --checkpoints, where the benchmark has left them; where they are missing, the
+trained methods score the test images again. Rows of the plan that are missing in RUNS, or were made
+with other settings, are left out and listed. `--table` prints the rows as Markdown.
 """
 
 import argparse
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,39 +23,46 @@ from typing import Any
 import numpy as np
 
 from cdgp.errors import CdgpError
-from cdgp.files import atomic_write
 from cdgp.progress import Bars, Progress
 from cdgp.run_folder import lock
 from cdgp_bench import resampling
+from cdgp_bench.curves import check_curves, curves_file, profile_of, read_curves, write_curves
 from cdgp_bench.grid import METHODS, Run
 from cdgp_bench.plan import Plan, read_plan
 from cdgp_bench.prepare import prepare_all
 from cdgp_bench.protocol import Prepared, SplitKey
 from cdgp_bench.resampling import LIMITS, Profile
 from cdgp_bench.results import NAMES
-from cdgp_bench.rows import ROWS, Row, hash_of, identity_of, read_rows, wanted_hash, write_rows
-from cdgp_bench.run import plan_runs
+from cdgp_bench.rows import (
+    ROWS,
+    Row,
+    hash_of,
+    identity,
+    identity_of,
+    read_rows,
+    run_name,
+    wanted_hash,
+    write_rows,
+)
+from cdgp_bench.run import is_compared, plan_runs
 from cdgp_bench.scoring import scores_of
-from cdgp_bench.studies import grouped, markdown_table
+from cdgp_bench.studies import cross_testing, grouped, markdown_table
 
 OURS = ("cdgp", "cdgp_paper")
 SIZES = ("small", "middle", "large")
 """Thirds of a set's regions, all seeds together, by their share of the image."""
-CLOSE = 5e-4
-"""How far metrics from curves at some thousand thresholds may be from a row's exact ones."""
-CURVES = 1
-"""Raised when `resampling.Profile` changes, so that older files are not read."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--table", action="store_true")
     given = plan_arguments(parser)
-    out = Path("docs/results") / Path(given.plan).stem / "paired.jsonl"
+    plan = read_plan(given.plan)
+    out = Path("docs/results") / plan.name / "paired.jsonl"
     if not given.table:
-        plan = read_plan(given.plan)
         write_rows(out, compared(plan, given.runs, given.checkpoints))
-    print(table(read_rows(out)))
+    found = read_rows(out)
+    print(table(found) if plan.folds is None else cross_testing.tables(found))
 
 
 def plan_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
@@ -68,24 +74,16 @@ def plan_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def compared(plan: Plan, runs: Path, checkpoints: Path) -> list[Row]:
-    """Rows of all pairs and sizes, one category of one set and seed after another."""
+    """Rows of all pairs, and of a plan by seeds also of sizes."""
     progress = Bars()
     with lock(runs, "benchmark"):
         prepared = prepare_all(plan, runs, progress, print)
+        every = curves_of(plan, prepared, runs, checkpoints, progress)
+        if plan.folds is not None:
+            return cross_testing.pairs(every, prepared, plan.folds)
         found: dict[SplitKey, dict[str, Profile]] = defaultdict(dict)
-        for run, row in finished(plan, prepared, runs):
-            key = run.split_key
-            digest = hashlib.sha256(repr((CURVES, hash_of(row))).encode()).hexdigest()
-            name = f"{run.dataset}-{run.category}-{run.seed}-{run.variant.method}"
-            file = runs / "profiles" / f"{name}-{digest[:16]}.npz"
-            if not file.is_file():
-                size = run.settings.input_size if plan.metric_size == "input" else None
-                curves = profiled(run, prepared[key], size, checkpoints, progress)
-                with atomic_write(file) as temporary, temporary.open("wb") as stream:
-                    np.savez_compressed(stream, **curves._asdict())
-            with np.load(file) as arrays:
-                found[key][run.variant.method] = Profile(**arrays)
-            check_curves(found[key][run.variant.method], row)
+        for run, curves in every:
+            found[run.split_key][run.variant.method] = curves
     return [
         row
         for key, methods in found.items()
@@ -97,21 +95,38 @@ def compared(plan: Plan, runs: Path, checkpoints: Path) -> list[Row]:
     ]
 
 
+def curves_of(
+    plan: Plan,
+    prepared: Mapping[SplitKey, Prepared],
+    runs: Path,
+    checkpoints: Path,
+    progress: Progress,
+) -> Iterator[tuple[Run, Profile]]:
+    """The curves of all finished methods, one after another, scored again where none were kept."""
+    for run, row in finished(plan, prepared, runs):
+        file = curves_file(checkpoints, run.dataset, run.variant.method, hash_of(row))
+        if not file.is_file():
+            size = run.settings.input_size if plan.metric_size == "input" else None
+            write_curves(file, profiled(run, prepared[run.split_key], size, checkpoints, progress))
+        curves = read_curves(file)
+        check_curves(curves, row)
+        yield run, curves
+
+
 def finished(
     plan: Plan, prepared: Mapping[SplitKey, Prepared], folder: Path
 ) -> Iterator[tuple[Run, Row]]:
-    """The methods of a plan's main table with their rows, by seed and set; prints what lacks."""
+    """The methods of a plan's main table with their rows, in its order; prints what lacks."""
     rows = {identity_of(row): row for row in read_rows(folder / ROWS)}
     for run in plan_runs(plan, {key[:2] for key in prepared}):
-        control = METHODS[run.variant.method].supervision == "control"
-        if run.variant.setting != "default" or run.budget is not None or control:
+        if not is_compared(run):
             continue
         row = rows.get(run.identity)
         wanted = wanted_hash(run, prepared[run.split_key], plan)
         if row is not None and row["status"] == "ok" and hash_of(row) == wanted:
             yield run, row
         else:
-            print(f"{run.dataset} {run.variant.method} seed {run.seed}: no such row, left out")
+            print(f"{run_name(identity(run, plan))}: no such row, left out")
 
 
 def profiled(
@@ -119,22 +134,7 @@ def profiled(
 ) -> Profile:
     """Curves of one trained method on its test images, at a size or at each image's own."""
     fitted = run.fit(part.weak, checkpoints / run.dataset, progress)
-    found = scores_of(fitted, part.manifest, size, False, progress)
-    scored = iter(found.maps["final"].maps())
-    unused = np.zeros((1, 1), np.float32)  # of images that take no part in the pixel metrics
-    maps = [unused if mask is None else next(scored) for mask in found.masks]
-    return resampling.profile(maps, found.masks, found.image_scores, found.defective.tolist())
-
-
-def check_curves(found: Profile, row: Row) -> None:
-    """Check that the curves give the metrics of the row in the tables."""
-    for name, values in resampling.weighted_metrics(found, np.ones((1, len(found.scores)))).items():
-        exact = np.nan if row[name] is None else row[name]
-        if not np.isclose(values[0], exact, rtol=0, atol=CLOSE, equal_nan=True):
-            raise SystemExit(
-                f"{row['dataset']} {row['method']} seed {row['seed']}: {name} is {values[0]:.4f} "
-                f"here and {exact:.4f} in the row: other checkpoints; run the plan again"
-            )
+    return profile_of(scores_of(fitted, part.manifest, size, False, progress))
 
 
 def pairs(key: SplitKey, methods: dict[str, Profile], part: Prepared) -> list[Row]:

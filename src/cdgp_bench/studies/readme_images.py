@@ -21,7 +21,7 @@ from cdgp.data.images import read_masks
 from cdgp.data.manifest import Sample, read_csv
 from cdgp.inference import Detector, Prediction
 from cdgp.progress import Bars
-from cdgp.report.overlay import heat, panels, probability
+from cdgp.report.overlay import heat, panels, score_text
 from cdgp_bench.synthetic import make_dataset
 
 IMAGES = Path("docs/images")
@@ -97,7 +97,7 @@ def write_decision(draw: ImageDraw.ImageDraw, place: tuple[int, int], found: Pre
     count = len(found.regions)
     word = "defective" if found.pred_label else "good"
     draw.text((x, y - 30), "P(defective)", SOFT, ImageFont.load_default(15), anchor="lm")
-    draw.text((x, y), probability(found.pred_score), INK, ImageFont.load_default(26), anchor="lm")
+    draw.text((x, y), score_text(found.pred_score), INK, ImageFont.load_default(26), anchor="lm")
     line = f"{word}, {count} region{'' if count == 1 else 's'}"
     draw.text((x, y + 30), line, INK, ImageFont.load_default(15), anchor="lm")
 

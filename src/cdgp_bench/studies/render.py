@@ -17,20 +17,23 @@ from pathlib import Path
 
 import numpy as np
 
+from cdgp.files import write_text
 from cdgp_bench.grid import METHODS
 from cdgp_bench.page import render
 from cdgp_bench.plan import read_plan
-from cdgp_bench.results import NAMES, PIXEL
+from cdgp_bench.results import FAIR_SHARE, NAMES, PIXEL
 from cdgp_bench.rows import COSTS, ROWS, Row, read_rows
 from cdgp_bench.scoring import METRICS
 from cdgp_bench.studies import grouped, markdown_table
 from cdgp_bench.studies.ablation import table as ablation_table
+from cdgp_bench.studies.cross_testing import page as folds
 from cdgp_bench.studies.latency import table as latency_table
 from cdgp_bench.studies.paired import by_method, pairs_table, seeds_table, sizes_table
+from cdgp_bench.studies.seeds import table as chance_table
 from cdgp_bench.studies.side_by_side import table as side_by_side_table
 
 RESULTS = Path("docs/results")
-PLANS = ("in-house", "in-house-full")
+PLANS = ("in-house", "in-house-full", "in-house-cv", "in-house-budget", "in-house-outside")
 SHORT = ("padim", "patchcore", "classifier_cam", "cdgp")
 """The methods of the README's table."""
 PAIRED = """# CDGP against every other method, seed by seed
@@ -40,6 +43,14 @@ images (2,000 draws, the same for all methods). They cover which images were dra
 training, and are not adjusted for their number; with about ten groups they come out somewhat too
 narrow. [+0.0, +0.0] means that both are perfect on every draw. Made by
 `python -m cdgp_bench.studies.paired`.
+
+"""
+
+CHANCE = """# How much is chance: the training, and the split
+
+CDGP on one test part, × 100: sample standard deviations over trainings of one split into fit and
+calibration images that differ by their seed, and over such splits with one seed of training.
+Neither is the spread over other test images. Made by `python -m cdgp_bench.studies.seeds`.
 
 """
 
@@ -59,21 +70,24 @@ def main() -> None:
 
 
 def render_plans() -> None:
-    """The tables and figures of each plan, under docs/results/PLAN."""
+    """The tables and figures of each plan that has rows, under docs/results/PLAN."""
     for name in PLANS:
-        folder = RESULTS / name
+        folder, plan = RESULTS / name, read_plan(name)
         if (folder / ROWS).exists():
             costs = [row for row in read_rows(folder / COSTS) if row["status"] == "ok"]
-            render(read_plan(name), read_rows(folder / ROWS), costs, folder)
-    paired = read_rows(RESULTS / PLANS[0] / "paired.jsonl")
-    (RESULTS / PLANS[0] / "paired.md").write_text(PAIRED + seeds_table(paired) + "\n")
+            render(plan, read_rows(folder / ROWS), costs, folder)
+        if paired := read_rows(folder / "paired.jsonl"):
+            text = PAIRED + seeds_table(paired) + "\n"
+            write_text(folder / "paired.md", text if plan.folds is None else folds(paired, name))
+        if chance := read_rows(folder / "seeds.jsonl"):
+            write_text(folder / "seeds.md", CHANCE + chance_table(chance) + "\n")
 
 
 def blocks() -> dict[str, str]:
     """The tables of the documentation, by the name of their place."""
     paired = read_rows(RESULTS / PLANS[0] / "paired.jsonl")
     rows = read_rows(RESULTS / PLANS[0] / ROWS)
-    whole = [r for r in rows if r["setting"] == "default" and not r["budget"]]
+    whole = [r for r in rows if r["setting"] == "default" and r["budget"] is None]
     return {
         "comparison": comparison(whole),
         "headline": headline(whole),
@@ -120,6 +134,9 @@ def headline(rows: Sequence[Row]) -> str:
         collapsed = sum(not r["facts"].get("separated", True) for r in found)
         if collapsed:
             name += f" ({collapsed} did not separate)"
+        share = min(r["facts"].get("budget_share", 1) for r in found)
+        if share < FAIR_SHARE:
+            name += f" ({100 * share:.1f} % of the published training)"
         values = [mean_std([r[key] for r in found]) for key in METRICS]
         values.append(mean_std([r.get("image_ece") for r in found]))
         seconds = np.mean([r["seconds"] for r in found])

@@ -32,6 +32,7 @@ from torch import Tensor
 import cdgp
 from cdgp.files import write_text
 from cdgp.method import tiles
+from cdgp.method.backbone import STRIDES
 from cdgp.method.calibration import fuse
 from cdgp.method.network import Evidence
 from cdgp.presets import settings
@@ -82,9 +83,9 @@ def image_of(size: tuple[int, int], seed: int, defective: bool) -> np.ndarray:
     return plant_defect(image, rng)[0] if defective else image
 
 
-def cut_off(length: int, side: int) -> Tensor:
+def cut_off(length: int, side: int, strides: tiles.Strides = STRIDES) -> Tensor:
     """Weights as ``tiles.weights`` gives them, without blending: the heaviest window has all."""
-    whole = torch.zeros_like(blend := TRUE_WEIGHTS(length, side))
+    whole = torch.zeros_like(blend := TRUE_WEIGHTS(length, side, strides))
     return whole.scatter(0, blend.argmax(0, keepdim=True), 1.0)
 
 
@@ -100,7 +101,7 @@ def seams() -> None:
     graph, c = runtime.graph, runtime.graph.outputs.calibration
 
     def fused(evidence: Evidence) -> np.ndarray:
-        low = fuse(evidence.dominance, evidence.residual, c.dominance, c.residual, c.fusion_weight)
+        low = fuse(evidence.maps, c.branches, c.weights)
         values: np.ndarray = low[0].numpy()
         return values
 
@@ -151,7 +152,7 @@ def differences(maps: np.ndarray, pooled: np.ndarray, size: tuple[int, int]) -> 
 def seam_sides(size: tuple[int, int]) -> np.ndarray:
     """(h, w) which column of windows has a position, where they are cut off."""
     columns = cut_off(size[1], WINDOW[1]).argmax(0).numpy()
-    return np.broadcast_to(columns, (size[0] // tiles.CELL, len(columns)))
+    return np.broadcast_to(columns, (size[0] // STRIDES[0], len(columns)))
 
 
 def seam_distance(size: tuple[int, int]) -> np.ndarray:
@@ -160,7 +161,7 @@ def seam_distance(size: tuple[int, int]) -> np.ndarray:
     for length, side in zip(size, WINDOW, strict=True):
         owner = cut_off(length, side).argmax(0).numpy()
         lines = np.flatnonzero(np.diff(owner)) + 1
-        axes.append(np.abs(np.arange(len(owner)) + 0.5 - lines[:, None]).min(0) * tiles.CELL)
+        axes.append(np.abs(np.arange(len(owner)) + 0.5 - lines[:, None]).min(0) * STRIDES[0])
     nearest: np.ndarray = np.minimum.outer(*axes)
     return nearest
 

@@ -29,9 +29,15 @@ def test_what_training_would_refuse_is_an_error(tmp_path: Path) -> None:
     save_image(tmp_path / "ground_truth/scratch/3_mask.png", np.zeros((60, 64), np.uint8))
     found = audited(load_folder(tmp_path))
     assert found.counts == {"test": (3, 3), "train": (6, 0)}
-    assert "fit has no defective image" in kinds(found)["no_split"].text
-    only = Manifest(tmp_path, tuple(s for s in load_folder(tmp_path).samples if not s.defective))
-    assert kinds(audited(only))["no_split"].severity == "error"
+    assert "no_split" not in kinds(found), "good images alone are enough"
+    assert kinds(found)["no_defective"].severity == "warning"
+    samples = load_folder(tmp_path).samples
+    only = Manifest(tmp_path, tuple(s for s in samples if s.defective))
+    assert "fit has no good image" in kinds(audited(only))["no_split"].text
+    single = tuple(replace(s, group="one") for s in samples if s.split == "train")
+    found = audited(Manifest(tmp_path, single))
+    assert "calibration has no good image" in kinds(found)["no_split"].text
+    assert kinds(found)["no_split"].severity == "error"
 
 
 def test_twelve_bits_in_their_own_range_are_not_dark(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_the_parity_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     show_parity(Exported("openvino", parity, {"torch": 0.98765, "openvino": 0.987}))
     assert capsys.readouterr().out.splitlines() == [
         "openvino against torch, 50 images, largest differences:",
-        "  U 1.2e-05, a(x) 2e-07, probability 3e-08, surprisal 0.012",
+        "  U 1.2e-05, image evidence 2e-07, score 3e-08, surprisal 0.012",
         "  0.042 % of map pixels more than one rank off, 2 decisions differ",
         "  image AUROC on these images: torch 0.9877, openvino 0.9870",
     ]

@@ -20,7 +20,17 @@ from cdgp.workflows import Run
         (["--set", "dual_gp.learning_rate=NaN"], "dual_gp.learning_rate"),
         (["--set", "nothing"], "expected KEY=VALUE"),
         (["--input-size", "wide"], "expected HEIGHTxWIDTH"),
-        (["--input-size", "100x64"], "multiple of 16"),
+        (["--input-size", "100x64"], "multiple of 16 for tf_efficientnet_lite0"),
+        (["--input-size", "32x64"], "at least 64; the nearest is 64x64"),
+        (
+            ["--preset", "dino", "--input-size", "256"],
+            "multiple of 14 for vit_small_patch14_dinov2.lvd142m, and at least 70; the nearest is "
+            "252x252",
+        ),
+        (
+            ["--set", "backbone.name=vit_small_patch16_dinov3", "--input-size", "70"],
+            "of 16 for vit",
+        ),
         (["--input-size", "160²"], "expected HEIGHTxWIDTH"),
         (["--set", "seed=1", "--set", "seed.x=2"], "was given a value before"),
         (["--set", "preset=[1]"], "does not exist"),

@@ -239,7 +239,7 @@ def test_warnings_reach_every_result_and_the_exit_code_stays(model: Path, tmp_pa
     assert "and 2 more" in result.stderr
     with (out / "scores.csv").open() as file:
         rows = {row["image"]: row for row in csv.DictReader(file)}
-    assert list(rows["0.png"])[-2:] == ["warnings", "run_id"]
+    assert list(rows["0.png"])[-4:] == ["warnings", "score_kind", "rests_on", "run_id"]
     assert {name for name, row in rows.items() if row["warnings"]} == {
         *(f"black{i}.png" for i in range(6)), "linear.png",
     }  # fmt: skip

@@ -95,11 +95,19 @@ def test_empty_folder(tmp_path: Path) -> None:
     assert "Traceback" not in result.output and "good" in plain(result)
 
 
-def test_one_class_missing(tmp_path: Path) -> None:
+def test_good_images_are_missing(tmp_path: Path) -> None:
+    noise_image(tmp_path / "data" / "defective" / "a.png")
+    result = cdgp("train", tmp_path / "data", "--out", tmp_path / "run", *TINY)
+    assert result.exit_code == 3
+    assert "'good'" in plain(result)
+
+
+def test_a_single_good_image_leaves_none_to_calibrate_with(tmp_path: Path) -> None:
     noise_image(tmp_path / "data" / "good" / "a.png")
     result = cdgp("train", tmp_path / "data", "--out", tmp_path / "run", *TINY)
     assert result.exit_code == 3
-    assert "'defective'" in plain(result)
+    assert "calibration has no good image" in plain(result)
+    assert "2 are the least" in plain(result)
 
 
 def test_unreadable_image_is_listed_before_training(surfaces: Manifest, tmp_path: Path) -> None:

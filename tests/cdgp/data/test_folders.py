@@ -17,7 +17,10 @@ from cdgp.workflows import check_data
 from cdgp_bench.fake_trees import ksdd2_tree, mvtec_ad2_tree, mvtec_ad_tree, visa_tree
 from cdgp_bench.studies.refused import Row
 
-TOLD = ("not_read", "not_used", "no_images", "labels_as_masks", "named_like_labels", "orphan_masks")
+TOLD = (
+    "not_read", "not_used", "no_images", "labels_as_masks", "named_like_labels", "orphan_masks",
+    "no_defective",
+)  # fmt: skip
 """Kinds of findings that account for what is found."""
 
 
@@ -63,6 +66,15 @@ def link(place: Path, target: Path) -> None:
         place.symlink_to(target, target_is_directory=True)
     except OSError:
         pytest.skip("no symbolic links here")
+
+
+def good_alone(root: Path) -> Made:
+    return Made(bins(root, defective=0), (4, 0))
+
+
+def empty_defective(root: Path) -> Made:
+    (bins(root, defective=0) / "defective").mkdir()
+    return Made(root, (4, 0))
 
 
 def third_bin(root: Path) -> Made:
@@ -370,7 +382,10 @@ MAKERS: dict[str, Callable[[Path], Made]] = {
     "yolo": tree("images/1.png", "labels/1.txt", "data.yaml"),
     "coco": tree("images/1.png", "annotations/instances.json"),
     "three-classes": tree("fine/1.png", "dent/2.png", "scratch/3.png"),
-    "good-alone": tree("good/1.png", "good/2.png"),
+    "good-alone": good_alone,
+    "empty-defective": empty_defective,
+    "good-alone-by-another-name": tree("OK/1.png", "OK/2.png"),
+    "defective-by-another-name": tree("good/1.png", "good/2.png", "scratched/3.png"),
     "parts-in-capitals": tree(
         *(f"{p}/{b}/1.png" for p in ("Train", "Test") for b in ("good", "defective"))
     ),

@@ -103,7 +103,9 @@ def test_folders_without_images(tmp_path: Path) -> None:
     raised(lambda: load_folder(tmp_path), "it holds no folders")
     noise_image(tmp_path / "good/a.png")
     (tmp_path / "defective").mkdir()
-    raised(lambda: load_folder(tmp_path), "defective: holds no images", ".png")
+    assert load_folder(tmp_path).counts() == {"unsplit": (1, 0)}
+    (tmp_path / "good/a.png").rename(tmp_path / "defective/a.png")
+    raised(lambda: load_folder(tmp_path), "good: holds no images", ".png")
     (tmp_path / "x.txt").write_text("x")
     raised(lambda: load_folder(tmp_path / "x.txt"), "not a .csv")
 

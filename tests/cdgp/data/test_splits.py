@@ -124,16 +124,32 @@ def test_too_few_groups(good: int, defective: int) -> None:
     for seed in range(4):
         word = "good" if good < 2 else "defective"
         having = min(good, defective)
+        groups = "is 1 group" if having == 1 else f"are {having} groups"
         raised(
             functools.partial(divided, fake(good, defective), seed),
             f"no {word} image",
-            f"there are {having} groups",
+            f"there {groups} of {word} images",
             "2 are the least",
         )
 
 
 def test_one_group_of_each_class_says_groups() -> None:
-    raised(lambda: divided(fake(9, 9, per_group=9), 0), "there are 1 groups of")
+    raised(lambda: divided(fake(9, 9, per_group=9), 0), "there is 1 group of")
+
+
+@pytest.mark.parametrize("defective", [0, 1])
+def test_good_images_alone_divide_where_no_more_is_needed(defective: int) -> None:
+    """A single defective image is always in fit."""
+    for seed in range(4):
+        made = fake(20, defective)
+        found = splits.split(made, seed, 0.2, 0.2, ("fit", "calibration"), labels=(False,))
+        counts = found.counts()
+        assert all(counts[name][0] for name in ("fit", "calibration", "test"))
+        assert [counts[name][1] for name in ("fit", "calibration", "test")] == [defective, 0, 0]
+    raised(
+        lambda: splits.split(fake(1, 20), 0, 0.2, 0.2, ("fit", "calibration"), labels=(False,)),
+        "calibration has no good image", "there is 1 group", "add images of other parts",
+    )  # fmt: skip
 
 
 def test_the_largest_group_is_not_always_in_test() -> None:

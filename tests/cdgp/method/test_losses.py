@@ -13,8 +13,10 @@ from cdgp.method.losses import (
     bag_margin,
     compactness_loss,
     log_mean_exp,
+    mean_loss,
     mil_loss,
     normalised_evidence,
+    top_mean,
 )
 
 EPSILON = 1e-6
@@ -99,6 +101,34 @@ def test_bag_margin_reaches_as_many_tokens_as_it_says(pooling: str, reached: int
     assert margins.grad is not None
     assert int((margins.grad != 0).sum()) == reached
     assert float(margins.grad.sum()) == pytest.approx(1.0)
+
+
+def test_mean_loss_is_the_cross_entropy_of_the_mean() -> None:
+    """Image by image; and its gradient reaches every token alike."""
+    margins = random(4, 9).requires_grad_(True)
+    defective = torch.tensor([True, False, False, True])
+    scale, bias = 3.0, -0.4
+    expected, slopes = 0.0, []
+    for row, label in zip(margins.tolist(), defective.tolist(), strict=True):
+        p = 1 / (1 + math.exp(-scale * sum(row) / len(row) - bias))
+        expected -= math.log(p if label else 1 - p) / 4
+        slopes.append((p - label) * scale / 9 / 4)
+    loss = mean_loss(margins, defective, torch.tensor([scale, bias], dtype=margins.dtype))
+    assert float(loss.detach()) == pytest.approx(expected, abs=1e-13)
+    (gradient,) = torch.autograd.grad(loss, margins)
+    assert gradient.tolist() == [pytest.approx([slope] * 9, abs=1e-15) for slope in slopes]
+
+
+def test_without_its_logit_the_mean_has_no_loss() -> None:
+    found = mean_loss(random(2, 5).requires_grad_(True), torch.tensor([True, False]), None)
+    assert found.shape == () and float(found) == 0 and not found.requires_grad
+
+
+def test_top_mean_is_that_of_the_sorted_values() -> None:
+    values = random(3, 50)
+    for count in (1, 7, 50):
+        expected = [sum(sorted(row)[-count:]) / count for row in values.tolist()]
+        assert top_mean(values, count).tolist() == pytest.approx(expected, abs=1e-14)
 
 
 @pytest.mark.parametrize("sigma_gradient", [True, False])

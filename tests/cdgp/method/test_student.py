@@ -32,6 +32,7 @@ LITE_CHANNELS = (24, 40, 112)
 CHANNELS: dict[PresetName, tuple[int, int, int]] = {
     "lite": LITE_CHANNELS,
     "paper": (256, 512, 1024),
+    "dino": (384, 384, 384),
 }
 
 
@@ -242,7 +243,19 @@ def test_student_rebuilds_the_teachers_shapes(height: int, width: int) -> None:
     assert [tuple(f.shape) for f in found] == expected
 
 
-@pytest.mark.parametrize("preset", ["lite", "paper"])
+@pytest.mark.parametrize("cells", [(16, 16), (18, 19), (5, 7)])
+def test_student_rebuilds_three_grids_of_one_resolution(cells: tuple[int, int]) -> None:
+    """As a transformer gives them; also where a side is odd, so that its half is none."""
+    student = ReverseStudent((6, 6, 6), (4, 4, 4, 8)).eval()
+    squeezed: list[Tensor] = []
+    student.squeeze.register_forward_hook(lambda module, inputs, output: squeezed.append(output))
+    with torch.inference_mode():
+        found = student(torch.zeros(2, 6, *cells), [cells] * 3)
+    assert squeezed[0].shape == (2, 8, math.ceil(cells[0] / 2), math.ceil(cells[1] / 2))
+    assert [tuple(f.shape) for f in found] == [(2, 6, *cells)] * 3
+
+
+@pytest.mark.parametrize("preset", ["lite", "paper", "dino"])
 def test_what_passes_the_bottleneck_is_less_than_half_of_what_comes_in(preset: PresetName) -> None:
     """So that the student cannot be the identity on the teacher's coarse feature."""
     student = ReverseStudent(CHANNELS[preset], PRESETS[preset]["student"]["widths"]).eval()
@@ -285,6 +298,15 @@ def test_lite_student_costs_at_most_a_fifth_of_two_encoders() -> None:
     assert of_student <= 2 * of_encoder / 5
 
 
+def test_dino_student_costs_at_most_a_fifth_of_two_encoders() -> None:
+    encoder = Encoder(PRESETS["dino"]["backbone"]["name"]).eval()
+    student = ReverseStudent(encoder.channels, PRESETS["dino"]["student"]["widths"]).eval()
+    of_encoder = multiplications(encoder, torch.zeros(1, 3, 140, 140))
+    of_student = multiplications(student, torch.zeros(1, 384, 10, 10), [(10, 10)] * 3)
+    assert 2e9 < of_encoder < 3e9, "a plausible count"
+    assert of_student <= 2 * of_encoder / 5
+
+
 @pytest.mark.slow
 def test_paper_network_has_the_papers_63_8_million_parameters() -> None:
     backbone = PRESETS["paper"]["backbone"]["name"]
@@ -294,6 +316,8 @@ def test_paper_network_has_the_papers_63_8_million_parameters() -> None:
     gps = DualGP(*(SparseGP(Z, linear, 1e-3, 0.0, 1.0) for Z in (tokens[:32], tokens[32:])))
     student = ReverseStudent(encoder.channels, PRESETS["paper"]["student"]["widths"])
     projection = TokenProjection(encoder.channels, 256)
-    network = Network(encoder, projection, gps, teacher, student, 8.0, 1e-6, "dominance")
+    network = Network(
+        encoder, projection, gps, teacher, student, None, 8.0, 1e-6, *("dominance",) * 2
+    )
     count = sum(p.numel() for p in network.parameters())
     assert count == pytest.approx(63.8e6, rel=0.02)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 from tests.helpers import Interrupting, assert_same, sparse_gps, tiny_settings, weights_of
+from tests.tiny_transformers import DINOV2
 from torch import Tensor, nn
 from torch.nn import functional
 from typer.testing import CliRunner
@@ -22,8 +24,9 @@ from cdgp.data.manifest import Manifest
 from cdgp.errors import ModelFileError, SettingsError
 from cdgp.inference import Detector, load
 from cdgp.method import tiles
+from cdgp.method.backbone import STRIDES
 from cdgp.method.build import new_pair, new_projection, pretrained_encoder, seeded
-from cdgp.method.calibration import image_probability
+from cdgp.method.calibration import image_score
 from cdgp.method.network import Evidence
 from cdgp.metrics.ranking import Measure
 from cdgp.presets import Settings, settings_from_json
@@ -38,39 +41,54 @@ from cdgp.workflows import train_run as fit
 from cdgp_bench.plan import read_plan
 from cdgp_bench.synthetic import make_surface
 
-SIDES = [64, 80, 96, 160, 256, 320]
+SIDES = [
+    *((side, STRIDES) for side in (64, 80, 96, 160, 256, 320)),
+    *((side, (14, 14, 14)) for side in (70, 84, 98, 252, 392)),
+    *((side, (16, 16, 16)) for side in (64, 80, 256)),
+    *((side, (32, 32, 32)) for side in (96, 128)),
+]
+"""Sides of windows, with the strides of the encoder."""
 LENGTHS = [8, 63, 64, 65, 95, 96, 97, 128, 200, 256, 257, 640, 999, 1001]
 WINDOW = (64, 64)
+SIZES = [
+    (WINDOW, STRIDES, (40, 52)), (WINDOW, STRIDES, (64, 64)), (WINDOW, STRIDES, (131, 97)),
+    (WINDOW, STRIDES, (200, 260)), (WINDOW, STRIDES, (255, 64)),
+    ((70, 84), (14, 14, 14), (40, 52)), ((70, 84), (14, 14, 14), (131, 197)),
+]  # fmt: skip
+"""Windows, strides and images."""
 
 
 def tiled_settings(**changes: object) -> Settings:
     return tiny_settings(tile=True, **changes)
 
 
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(("side", "strides"), SIDES)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_windows_cover_a_length(length: int, side: int) -> None:
-    starts = tiles.starts(length, side)
+def test_windows_cover_a_length(length: int, side: int, strides: tiles.Strides) -> None:
+    starts, grid = tiles.starts(length, side, strides), 2 * strides[2]
     assert starts[0] == 0
-    assert all(start % 32 == 0 for start in starts)
+    assert all(start % grid == 0 for start in starts)
     assert starts == sorted(set(starts))
     covered = {pixel for start in starts for pixel in range(start, start + side)}
     assert set(range(length)) <= covered
-    assert max(covered) < max(length, side) + 31, "no further than the grid makes it"
+    assert max(covered) < max(length, side) + grid - 1, "no further than the grid makes it"
     for one, next_one in pairwise(starts):
         assert one + side - next_one >= side / 4, "neighbours overlap by a quarter"
-    least = 1 if length <= side else math.ceil((length - side) / max(32, 0.75 * side)) + 1
+    least = 1 if length <= side else math.ceil((length - side) / max(grid, 0.75 * side)) + 1
     assert len(starts) <= 2 * least, "and no more windows than that takes"
 
 
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(("side", "strides"), SIDES)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_weights_are_distances_from_the_nearest_edge(length: int, side: int) -> None:
-    starts, found = tiles.starts(length, side), tiles.weights(length, side).numpy()
+def test_weights_are_distances_from_the_nearest_edge(
+    length: int, side: int, strides: tiles.Strides
+) -> None:
+    starts = tiles.starts(length, side, strides)
+    found = tiles.weights(length, side, strides).numpy()
     expected = np.zeros_like(found, dtype=np.float64)
     for row, start in enumerate(starts):
         for cell in range(found.shape[1]):
-            centre = 4 * cell + 2
+            centre = strides[0] * (cell + 0.5)
             if start <= centre < start + side:
                 expected[row, cell] = min(centre - start, start + side - centre)
     assert expected.sum(0).min() > 0
@@ -79,7 +97,7 @@ def test_weights_are_distances_from_the_nearest_edge(length: int, side: int) -> 
 
 
 def test_two_windows_fade_linearly() -> None:
-    first, second = tiles.weights(96, 64)  # they begin at 0 and 32
+    first, second = tiles.weights(96, 64, STRIDES)  # they begin at 0 and 32
     fading = torch.cat([torch.ones(8), (7.5 - torch.arange(8)) / 8, torch.zeros(8)])
     torch.testing.assert_close(first, fading)
     torch.testing.assert_close(second, 1 - fading)
@@ -90,8 +108,8 @@ def test_windows_are_those_of_the_image_and_its_mirror_image(size: tuple[int, in
     image = np.random.default_rng(0).random((*size, 3), dtype=np.float32)
     padded = np.pad(image, ((0, 128), (0, 128), (0, 0)), mode="reflect")
     whole = torch.from_numpy(image).permute(2, 0, 1)
-    corners = tiles.places(size, WINDOW)
-    found = list(tiles.windows(whole, WINDOW))
+    corners = tiles.places(size, WINDOW, STRIDES)
+    found = list(tiles.windows(whole, WINDOW, STRIDES))
     assert len(found) == len(corners)
     for (y, x), window in zip(corners, found, strict=True):
         expected = padded[y : y + 64, x : x + 64].transpose(2, 0, 1)
@@ -104,9 +122,9 @@ def test_windows_are_those_of_the_image_and_its_mirror_image(size: tuple[int, in
 @pytest.mark.parametrize("size", [(20, 30), (64, 64), (70, 210), (150, 97)])
 def test_blending_against_a_loop(size: tuple[int, int]) -> None:
     """Random parts; every position is the weighted mean over the windows that hold it."""
-    corners = tiles.places(size, WINDOW)
+    corners = tiles.places(size, WINDOW, STRIDES)
     parts = torch.randn(len(corners), 2, 16, 16, generator=torch.Generator().manual_seed(0))
-    found = tiles.blended(parts, size, WINDOW)
+    found = tiles.blended(parts, size, WINDOW, STRIDES)
     height, width = (math.ceil(side / 4) for side in size)
     assert found.shape == (2, height, width)
     for i in range(height):
@@ -121,31 +139,39 @@ def test_blending_against_a_loop(size: tuple[int, int]) -> None:
 
 
 class Means(nn.Module):
-    """Evidence of a position from its own 4 x 4 pixels alone, so windows change nothing."""
+    """Evidence of a position from its own pixels alone, so windows change nothing."""
 
     sharpness = 8.0
+    image_evidence = "all"
 
-    def __init__(self) -> None:
+    def __init__(self, strides: tiles.Strides) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(2.0))
+        self.teacher = SimpleNamespace(strides=strides)
 
     def forward(self, images: Tensor) -> Evidence:
-        means = functional.avg_pool2d(images, 4)
-        return Evidence(self.scale * means[:, 0], means[:, 1], means.mean((1, 2, 3)))
+        means = functional.avg_pool2d(images, self.teacher.strides[0])
+        return Evidence(self.scale * means[:, 0], means[:, 1], None, means.mean((2, 3)))
 
 
-@pytest.mark.parametrize("size", [(40, 52), (64, 64), (131, 97), (200, 260), (255, 64)])
-def test_evidence_without_context_is_that_of_the_whole_image(size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("window", "strides", "size"), SIZES)
+def test_evidence_without_context_is_that_of_the_whole_image(
+    window: tuple[int, int], strides: tiles.Strides, size: tuple[int, int]
+) -> None:
+    cell = strides[0]
     image = np.random.default_rng(1).random((*size, 3), dtype=np.float32)
     whole = torch.from_numpy(image).permute(2, 0, 1)
-    found = tiles.tiled_evidence(Means(), whole, WINDOW)  # type: ignore[arg-type]
-    rows, columns = (-(-side // 4) for side in size)
-    edges = ((0, 4 * rows - size[0]), (0, 4 * columns - size[1]), (0, 0))
-    blocks = np.pad(image, edges, mode="reflect").reshape(rows, 4, columns, 4, 3).mean((1, 3))
+    found = tiles.tiled_evidence(Means(strides), whole, window)  # type: ignore[arg-type]
+    rows, columns = (-(-side // cell) for side in size)
+    edges = ((0, cell * rows - size[0]), (0, cell * columns - size[1]), (0, 0))
+    padded = np.pad(image, edges, mode="reflect")
+    blocks = padded.reshape(rows, cell, columns, cell, 3).mean((1, 3))
+    assert found.dominance is not None
     np.testing.assert_allclose(found.dominance[0], 2 * blocks[..., 0], atol=1e-6)
     np.testing.assert_allclose(found.residual[0], blocks[..., 1], atol=1e-6)
     pooled = (logsumexp(8.0 * 2 * blocks[..., 0]) - np.log(rows * columns)) / 8.0
-    assert float(found.pooled) == pytest.approx(pooled, abs=1e-6)
+    peaks = np.sort(blocks[..., 1].ravel())[-math.ceil(rows * columns / 100) :]
+    assert found.pooled[0].tolist() == pytest.approx([pooled, peaks.mean()], abs=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +197,8 @@ def test_bands_give_what_the_whole_map_gives(
     evidence = Evidence(
         torch.randn(1, rows, columns, generator=generator),
         torch.rand(1, rows, columns, generator=generator),
-        torch.tensor([0.3]),
+        None,
+        torch.tensor([[0.3, 0.4]]),
     )
     whole = graph.outputs(evidence, (4 * rows, 4 * columns))
     monkeypatch.setattr(tiles, "BAND", band)
@@ -214,8 +241,13 @@ def test_calibration_evidence_is_that_of_prediction(tiled_run: Run) -> None:
     assert found.sizes == [(96, 80)] * len(dataset)
     for evidence, sample in zip(found.evidence, dataset.samples, strict=True):
         score = balanced.predict(sample.image).pred_score
-        probability = image_probability(evidence.pooled, tiled_run.detector.card.image)
+        probability = image_score(evidence.pooled, tiled_run.detector.card.image)
         assert float(probability[0]) == score
+
+
+def maps_of(evidence: Evidence) -> list[Tensor]:
+    """The maps of the branches that there are."""
+    return [m for m in evidence.maps if m is not None]
 
 
 def test_calibration_over_images_of_several_sizes() -> None:
@@ -224,17 +256,17 @@ def test_calibration_over_images_of_several_sizes() -> None:
     cells = [(3, 4), (7, 5), (2, 9), (4, 4)]
     evidence = [
         Evidence(torch.randn(1, *s, generator=generator), torch.randn(1, *s, generator=generator),
-                 torch.randn(1, generator=generator))
+                 None, torch.randn(1, 2, generator=generator))
         for s in cells
     ]  # fmt: skip
     defective = torch.tensor([False, False, True, False])
     sizes = [(4 * h, 4 * w) for h, w in cells]
-    chosen = tiny_settings(calibration={"tail_pixels": 10_000}).calibration
+    chosen = tiny_settings(calibration={"tail_pixels": 10_000})
     found = fit_calibration(CalibrationEvidence(evidence, defective, sizes), chosen)
 
     def pixels(branch: int) -> NDArray[np.float64]:
         return np.concatenate([
-            functional.interpolate(one[branch][None], size=size, mode="bilinear")
+            functional.interpolate(maps_of(one)[branch][None], size=size, mode="bilinear")
             .double().numpy().ravel()
             for one, size, bad in zip(evidence, sizes, defective, strict=True) if not bad
         ])  # fmt: skip
@@ -243,7 +275,7 @@ def test_calibration_over_images_of_several_sizes() -> None:
     for statistics, values in ((found.dominance, G), (found.residual, R)):
         assert statistics.mean == pytest.approx(values.mean(), abs=1e-6)
         assert statistics.std == pytest.approx(values.std(), rel=1e-5)
-    weight = chosen.fusion_weight
+    weight = chosen.calibration.fusion_weight
     U = weight * (G - G.mean()) / (G.std() + 1e-6) + (1 - weight) * (R - R.mean()) / R.std()
     np.testing.assert_allclose(found.tail.scores.numpy(), np.sort(U), atol=1e-4)
 
@@ -293,7 +325,8 @@ def test_student_is_shown_one_window_of_each_good_image(surfaces: Manifest) -> N
     dataset = WeakDataset(surfaces.weak(None)[:3], new_inputs(tiled_settings()))
 
     def drawn(step: int) -> Tensor:
-        images, shown = student.drawn_windows(dataset, [0, 1, 2], seeded(0, "windows", step))
+        generator = seeded(0, "windows", step)
+        images, shown = student.drawn_windows(dataset, [0, 1, 2], generator, STRIDES)
         for one, (index, place) in zip(images, shown, strict=True):
             assert torch.equal(one, tiles.cut(dataset.input(index), place, WINDOW))
         return images
@@ -302,12 +335,12 @@ def test_student_is_shown_one_window_of_each_good_image(surfaces: Manifest) -> N
     seen: list[set[int]] = [set(), set(), set()]
     for step in range(40):
         for index, window in enumerate(drawn(step)):
-            all_of_it = tiles.windows(dataset.input(index), WINDOW)
+            all_of_it = tiles.windows(dataset.input(index), WINDOW, STRIDES)
             (place,) = [i for i, one in enumerate(all_of_it) if torch.equal(one, window)]
             seen[index].add(place)
     assert seen == [{0, 1, 2, 3}] * 3
     plain = WeakDataset(dataset.samples, InputCache(WINDOW, 65535, False))
-    images, shown = student.drawn_windows(plain, [2, 0], seeded(0))
+    images, shown = student.drawn_windows(plain, [2, 0], seeded(0), STRIDES)
     assert shown == [(2, (0, 0)), (0, (0, 0))]
     assert torch.equal(images, plain.batch([2, 0])), "without tiles the whole of each image"
 
@@ -327,7 +360,7 @@ def test_separation_pools_all_windows(surfaces: Manifest, monkeypatch: pytest.Mo
         dual_gp.separation_of(dataset, training)
         expected = []
         for index in [*dataset.indices(False), *dataset.indices(True)]:
-            images = torch.stack(list(tiles.windows(dataset.input(index), WINDOW)))
+            images = torch.stack(list(tiles.windows(dataset.input(index), WINDOW, STRIDES)))
             margins = dual_gp.token_margins(training, images).double().numpy()
             expected.append((logsumexp(8 * margins) - np.log(margins.size)) / 8)
     np.testing.assert_allclose(seen[0], expected, atol=1e-5)
@@ -353,7 +386,7 @@ def test_inducing_tokens_come_from_all_windows(
     encoder.eval()
     with torch.inference_mode():
         for number, index in enumerate(both.indices(False)):
-            for place, image in enumerate(tiles.windows(both.input(index), WINDOW)):
+            for place, image in enumerate(tiles.windows(both.input(index), WINDOW, STRIDES)):
                 grid = projection(encoder(encoder.normalise(image[None]))).flatten(0, 2)
                 taken = held[0][20 * number + 5 * place :][:5]
                 assert float((taken @ grid.T).amax(1).min()) > 1 - 1e-4
@@ -400,6 +433,26 @@ def test_command_line(surfaces: Manifest, tmp_path: Path) -> None:
     found = CliRunner().invoke(app, [*arguments, *steps, "--quiet"])
     assert found.exit_code == 0, found.output
     assert artifact.load(out / "model.safetensors").settings.tile
+
+
+@pytest.mark.parametrize(("size", "cells"), [((97, 133), (7, 10)), ((40, 200), (3, 15))])
+def test_windows_of_a_transformer(
+    surfaces: Manifest, tmp_path: Path, size: tuple[int, int], cells: tuple[int, int]
+) -> None:
+    """Trained and run on windows of five by five patches of 14 pixels."""
+    chosen = tiled_settings(input_size=(70, 70), backbone={"name": DINOV2, "weights": "random"})
+    run = fit(surfaces.root, tmp_path / "run", chosen)
+    graph = torch_of(run.detector).graph
+    image = make_surface(size, np.random.default_rng(3))
+    whole = torch.from_numpy(image).permute(2, 0, 1)
+    evidence = tiles.tiled_evidence(graph.evidence, whole, (70, 70))
+    assert evidence.dominance is not None
+    assert evidence.dominance.shape == evidence.residual.shape == (1, *cells)
+    found = run.detector.predict(image)
+    assert found.surprisal.shape == size and np.isfinite(found.surprisal).all()
+    dataset = WeakDataset(run.manifest.weak("calibration"), new_inputs(chosen))
+    collected = calibrate.collect_evidence(graph.evidence, dataset, Quiet())
+    assert collected.sizes == [(7 * 14, 6 * 14)] * len(dataset), "images of 96 x 80"
 
 
 def test_a_plan_with_tiles_is_refused(tmp_path: Path) -> None:

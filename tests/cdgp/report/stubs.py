@@ -39,7 +39,7 @@ class StubDetector(Detector):
         card = Card(
             settings("lite", input_size=(64, 64), decision={"region_level": math.exp(-LEVEL)}),
             Decision(0.5, "the default", bound),
-            ImageCalibrator(0.0, 1.0, 1.0, 0.0, notes),
+            ImageCalibrator((0.0,), (1.0,), (1.0,), 0.0, notes),
             SCALE[1],
             {"cdgp": "0.1.0", "versions": {"torch": "2.9"}},
             {},

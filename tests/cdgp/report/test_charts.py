@@ -32,7 +32,8 @@ def test_histogram_counts_everything_on_its_side_of_the_threshold(
 
 def test_histogram_bars_carry_the_counts() -> None:
     groups = {"good": [0.1, 0.1, 0.2, 0.7], "defective": [0.99, 1.0]}
-    chart = charts.histogram_chart(charts.histogram(groups, 0.5), 0.5, "0.5")
+    chart = charts.histogram_chart(charts.histogram(groups, 0.5), 0.5, "0.5", "1 - p")
+    assert "1 - p, log-odds scale" in chart
     for name, scores in groups.items():
         bars = re.findall(rf'class="bar {name}" data-count="(\d+)"', chart)
         assert sum(map(int, bars)) == len(scores)

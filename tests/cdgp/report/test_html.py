@@ -198,3 +198,37 @@ def test_settings_in_the_page_are_the_settings(tmp_path: Path) -> None:
     page = write(tmp_path, [], None).page
     source = page.source.split("<pre>")[1].split("</pre>")[0].replace("&#34;", '"')
     assert json.loads(source) == StubDetector().settings.model_dump(mode="json")
+
+
+def test_a_p_value_is_called_no_probability(tmp_path: Path) -> None:
+    detector = StubDetector()
+    image = detector.card.image._replace(good_logits=(0.0, 1.0), good_groups=2)
+    decision = artifact.Decision(0.95, "p-value below 0.05", None, is_p_value=True)
+    made = {"rests_on": "good images alone"}
+    detector.card = detector.card._replace(image=image, decision=decision, provenance=made)
+    metrics = image_metrics(ROWS, detector)
+    assert metrics["expected_calibration_error"] is None
+    assert (metrics["score_kind"], metrics["rests_on"]) == ("p-value", "good images alone")
+    text = write(tmp_path, ROWS, metrics, detector).page.text
+    assert "P(defective)" not in text and "Is the probability right?" not in text
+    assert "called defective when 1 - p is above 0.95" in text
+    assert "its score is no probability" in text and "It rests on 2 good parts set aside" in text
+    assert "learnt from good images alone; it gets better with every defective image" in text
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ({"rests_on": "14 defects of 3 parts"}, "14 defects of 3 parts"),
+        ({"counts": {"fit": [9, 2], "calibration": [3, 1], "test": [4, 4]}}, "3 defects"),
+        ({}, ""),
+    ],
+)
+def test_what_a_model_rests_on_is_told(tmp_path: Path, made: dict[str, Any], words: str) -> None:
+    """Of older models too, which only have their counts."""
+    detector = StubDetector()
+    detector.card = detector.card._replace(provenance=made)
+    assert (detector.score_kind, detector.rests_on) == ("probability", words)
+    text = write(tmp_path, ROWS, None, detector).page.text
+    assert (f"learnt from {words} beside good images." in text) == bool(words)
+    assert "gets better" not in text

@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from urllib.parse import unquote_to_bytes
 
@@ -10,17 +11,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
-from PIL import Image
+from PIL import Image, ImageFont
 from tests.cdgp.report.stubs import SCALE, predicted
 
 from cdgp.report.overlay import (
     ANCHORS,
     MAX_BOXES,
+    SCORE_NAMES,
+    _caption,
     heat,
     output_name,
     overlay,
     panels,
-    probability,
+    score_text,
     write_overlay,
 )
 
@@ -136,7 +139,7 @@ def test_write_overlay_leaves_one_png(tmp_path: Path) -> None:
     [(0.0, "0.000"), (0.0004, "<0.001"), (0.5, "0.500"), (0.9996, ">0.999"), (1.0, "1.000")],
 )
 def test_probability_is_never_rounded_to_certainty(value: float, text: str) -> None:
-    assert probability(value) == text
+    assert score_text(value) == text
 
 
 PARTS = st.one_of(
@@ -188,3 +191,13 @@ def test_output_names_decode_to_the_name(name: str) -> None:
 def test_output_names_keep_what_is_harmless() -> None:
     for name in ("good/000.png", "line 2/Prüfteil_1+2 (a).jpg", "部品/001.tif"):
         assert output_name(name) == name
+
+
+@pytest.mark.parametrize("kind", list(SCORE_NAMES))
+def test_captions_name_the_score_in_letters_that_can_be_drawn(kind: str) -> None:
+    """A letter that the font lacks is drawn as an empty box."""
+    font = ImageFont.load_default(16)
+    missing = bytes(font.getmask("\uffff"))
+    caption = _caption(replace(predicted(np.zeros((8, 8))), score_kind=kind), coarse=False)
+    assert caption.startswith(f"{SCORE_NAMES[kind]} 0.900")
+    assert all(bytes(font.getmask(letter)) != missing for letter in caption)

@@ -157,8 +157,8 @@ def test_a_right_signature(inputs: dict[str, Any]) -> None:
         (FIXED, dict(list(OUTPUTS.items())[:4])),
         (FIXED, dict(reversed(OUTPUTS.items()))),
         (FIXED, OUTPUTS | {"more": OUTPUTS["fused"]}),
-        (FIXED, OUTPUTS | {"pooled": ("float32", (None, 1))}),
-        (FIXED, OUTPUTS | {"pooled": ("float16", (None,))}),
+        (FIXED, OUTPUTS | {"pooled": ("float32", (None,))}),
+        (FIXED, OUTPUTS | {"pooled": ("float16", (None, 1))}),
     ],
 )
 def test_another_signature(inputs: dict[str, Any], outputs: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """The one comparison of runtimes, on runtimes whose outputs are known, and who judges it."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,8 +41,9 @@ class Fake:
     def run(self, images: Tensor) -> Outputs:
         self.sizes.append(len(images))
         red, green, blue = images.unbind(1)
-        pooled = blue.mean((1, 2))
-        outputs = Outputs(red + green, green.clone(), red.clone(), pooled, torch.sigmoid(pooled))
+        a = blue.mean((1, 2))
+        pooled = torch.stack([a, red.amax((1, 2))], 1)
+        outputs = Outputs(red + green, green.clone(), red.clone(), pooled, torch.sigmoid(a))
         if self.change and self.only in (None, len(images)):
             return self.change(outputs)
         return outputs
@@ -49,13 +51,19 @@ class Fake:
 
 @pytest.fixture
 def model(tiny_run: Run) -> Model:
-    """Its probability is the sigmoid of a(x), its threshold that of a(x) = 0.5."""
-    calibration = tiny_run.detector.model.calibration
-    tail = calibration.tail._replace(scores=torch.linspace(0, 1, NORMALS))
-    known = calibration._replace(tail=tail, image=ImageCalibrator(0.0, 1.0, 1.0, 0.0))
+    """Its probability is the sigmoid of a(x), its threshold that of a(x) = 0.5.
+
+    It has no distance, as tiled models have none, and the residual counts nothing.
+    """
+    trained = tiny_run.detector.model
+    network = copy.copy(trained.network)
+    network._modules = network._modules | {"distance": None}
+    tail = trained.calibration.tail._replace(scores=torch.linspace(0, 1, NORMALS))
+    image = ImageCalibrator((0.0, 0.0), (1.0, 1.0), (1.0, 0.0), 0.0)
+    known = trained.calibration._replace(tail=tail, image=image)
     threshold = float(torch.sigmoid(torch.tensor(0.5, dtype=torch.float64)))
     decision = Decision(threshold, "of the test", None)
-    return tiny_run.detector.model._replace(calibration=known, decision=decision)
+    return trained._replace(network=network, calibration=known, decision=decision)
 
 
 def images(count: int) -> list[Tensor]:

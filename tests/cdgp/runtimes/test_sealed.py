@@ -192,7 +192,7 @@ MAKERS: dict[str, Callable[[Files], Path]] = {
     "tail-infinite": lambda f: f.trained(tensors={TAIL: f.tail().clone().index_fill_(
         0, torch.tensor([len(f.tail()) - 1]), math.inf)}),
     "spread-zero": lambda f: f.trained({"calibration": {"residual": {"std": 0.0}}}),
-    "slope-negative": lambda f: f.trained({"calibration": {"image": {"slope": -1.0}}}),
+    "slope-negative": lambda f: f.trained({"calibration": {"image": {"slope": [-1.0] * 3}}}),
     "bound-of-two": lambda f: f.trained({"decision": {"false_reject_bound": 2.0}}),
     "provenance-text": lambda f: f.trained({"provenance": "mine"}),
     "model-unsigned": lambda f: f.trained(signed=False),

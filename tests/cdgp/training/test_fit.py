@@ -10,14 +10,14 @@ from tests.helpers import digested, divided, noise_image, tiny_settings
 
 from cdgp.data.manifest import Manifest, Sample, WeakSample, WeakSplit
 from cdgp.errors import SettingsError
-from cdgp.method.calibration import Calibration, ImageCalibrator, image_probability
+from cdgp.method.calibration import Calibration, ImageCalibrator, image_score
 from cdgp.method.network import Evidence
 from cdgp.presets import DecisionSettings
 from cdgp.training.calibrate import CalibrationEvidence
 from cdgp.training.fit import WITHOUT_CALIBRATION, check_calibration, decide, with_groups
 from cdgp.workflows import Run
 
-SAME = ImageCalibrator(0.0, 1.0, 1.0, 0.0)
+SAME = ImageCalibrator((0.0,), (1.0,), (1.0,), 0.0)
 
 
 def weak(fit: dict[int, bool], calibration: list[tuple[int, bool]], own: bool = True) -> WeakSplit:
@@ -36,7 +36,7 @@ def calibration(tiny_run: Run) -> Calibration:
 def evidence(pooled: list[float], split: WeakSplit) -> CalibrationEvidence:
     """Calibration evidence with this a(x); maps take no part in a decision."""
     none = torch.zeros(1, 1, 1)
-    found = [Evidence(none, none, torch.tensor([value])) for value in pooled]
+    found = [Evidence(none, none, None, torch.tensor([[value]])) for value in pooled]
     labels = torch.tensor([s.defective for s in split.calibration])
     return CalibrationEvidence(found, labels, [(4, 4)] * len(pooled))
 
@@ -50,7 +50,7 @@ def test_the_threshold_is_the_rank_of_a_part_by_its_worst_image(calibration: Cal
         evidence(pooled, split), calibration, DecisionSettings(max_false_rejects=0.2), split
     )
     worst = sorted(max(pooled[3 * g : 3 * g + 3]) for g in range(9))
-    eighth = image_probability(torch.tensor([worst[7]]), SAME)[0]  # ceil(10 * 0.8)
+    eighth = image_score(torch.tensor([[worst[7]]]), SAME)[0]  # ceil(10 * 0.8)
     assert found.balanced == float(eighth)
     assert found.false_reject_bound == pytest.approx(0.2)
     assert "from 9 good parts (groups) with 27 images" in found.source
@@ -65,7 +65,7 @@ def test_parts_that_training_knows_do_not_count(calibration: Calibration) -> Non
         evidence(pooled, split), calibration, DecisionSettings(max_false_rejects=0.1), split
     )
     assert "from 9 good parts (groups) with 9 images" in found.source
-    assert found.balanced == float(image_probability(torch.tensor([8.0]), SAME)[0])
+    assert found.balanced == float(image_score(torch.tensor([[8.0]]), SAME)[0])
     settings = tiny_settings(
         decision={"max_false_rejects": 0.095}, calibration={"pictures": "held_out"}
     )

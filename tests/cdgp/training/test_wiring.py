@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cdgp.data.manifest import Manifest
+from cdgp.errors import TrainingError
 from cdgp.method.gp import DualGP, SparseGP
 from cdgp.method.kernels import linear
 from cdgp.method.network import Evidence
@@ -65,20 +67,29 @@ def moments_of_one(gp: SparseGP, t: np.ndarray) -> tuple[float, float]:
     return float(k @ K_inv @ m), float(1 - k @ K_inv @ k + k @ K_inv @ L @ L.T @ K_inv @ k)
 
 
+@pytest.mark.parametrize("mean_weight", [0.0, 7.0])
 @pytest.mark.parametrize("defective", [[True, False, False, True], [False] * 4, [True] * 4])
-def test_training_loss_is_equation_13(defective: list[bool]) -> None:
-    """Loops over images and tokens; three different weights, so that none can stand in for
-    another."""
+def test_training_loss_is_equation_13(defective: list[bool], mean_weight: float) -> None:
+    """Loops over images and tokens; different weights, so that none can stand in for another.
+
+    With a weight the cross entropy of the mean margin, at log-odds of ten times it, comes on top.
+    """
     images = torch.randn(4, 6, 3, 2, generator=torch.Generator().manual_seed(4)).double()
     normal_gp, anomaly_gp = random_gp(5, 1), random_gp(3, 2)
     gps = DualGP(normal_gp, anomaly_gp)
     chosen = settings(
-        "paper", dual_gp={"loss_weights": WEIGHTS, "margin": 0.7, "epsilon": 1e-2}
+        "paper",
+        dual_gp={
+            "loss_weights": WEIGHTS,
+            "margin": 0.7,
+            "epsilon": 1e-2,
+            "mean_weight": mean_weight,
+        },
     ).dual_gp
     training = DualGPTraining(Given(), Tokens(), gps, chosen, 8.0)  # type: ignore[arg-type]
     found, _ = training(images, torch.tensor(defective))
 
-    mil, compact, attract = [], [], []
+    mil, compact, attract, means = [], [], [], []
     for image, label in zip(images.numpy(), defective, strict=True):
         margins, normal, anomaly = [], [], []
         for token in image.reshape(6, -1).T:
@@ -90,6 +101,7 @@ def test_training_loss_is_equation_13(defective: list[bool]) -> None:
             anomaly.append(mu_A / (math.sqrt(var_A) + 1e-2))
         top = max(margins)
         mil.append(max(0.0, 0.7 - top) if label else max(0.0, top))
+        means.append(np.logaddexp(0, (-10 if label else 10) * np.mean(margins)))
         if label:
             s = (np.array(margins) - np.mean(margins)) / (np.std(margins) + 1e-2)
             a = np.exp(s) / np.exp(s).sum()
@@ -99,7 +111,8 @@ def test_training_loss_is_equation_13(defective: list[bool]) -> None:
     expected = WEIGHTS[0] * np.mean(mil)
     expected += WEIGHTS[1] * np.mean(compact) if compact else 0
     expected += WEIGHTS[2] * np.mean(attract) if attract else 0
-    assert float(found) == pytest.approx(float(expected), rel=1e-9)
+    expected += mean_weight * np.mean(means)
+    assert float(found.detach()) == pytest.approx(float(expected), rel=1e-9)
 
 
 def captured(monkeypatch: pytest.MonkeyPatch, module: Any, run: Callable[[], object]) -> Stage:
@@ -132,9 +145,11 @@ def test_dual_gp_optimiser_spares_inducing_values_and_stem(
         dataset, chosen, new_context(None, None, Quiet()), ""))  # fmt: skip
     training: Any = found.module
     encoder = training.encoder
-    trunk, inducing = found.optimizer.param_groups
+    trunk, inducing, mean = found.optimizer.param_groups
     assert (trunk["lr"], trunk["weight_decay"]) == (3e-5, 0.02)
     assert (inducing["lr"], inducing["weight_decay"]) == (7e-4, 0.0)
+    assert (mean["lr"], mean["weight_decay"]) == (1e-2, 0.0)
+    assert [id(p) for p in mean["params"]] == [id(training.mean_logit)]
     gps = training.gps
     values = [p for gp in (gps.normal, gps.anomaly) for p in (gp.m, gp.L)]
     assert {id(p) for p in inducing["params"]} == {id(p) for p in values}
@@ -227,13 +242,12 @@ def test_calibration_uses_good_images_alone(tail_pixels: int) -> None:
     dominance, residual = (torch.randn(5, 3, 4, generator=generator) for _ in range(2))
     dominance[defective] = 1e6
     residual[defective] = -1e6
-    pooled = torch.tensor([0.0, 2.0, 0.1, -0.2, 3.0])
+    pooled = torch.tensor([0.0, 2.0, 0.1, -0.2, 3.0])[:, None]
     size = (6, 8)
-    chosen = settings(
-        "paper", calibration={"tail_pixels": tail_pixels, "fusion_weight": 0.3}
-    ).calibration
+    chosen = settings("paper", calibration={"tail_pixels": tail_pixels, "fusion_weight": 0.3})
     evidence = [
-        Evidence(*(part[i : i + 1] for part in (dominance, residual, pooled))) for i in range(5)
+        Evidence(dominance[i : i + 1], residual[i : i + 1], None, pooled[i : i + 1])
+        for i in range(5)
     ]
     collected = CalibrationEvidence(evidence, defective, [size] * 5)
     found = fit_calibration(collected, chosen)
@@ -255,9 +269,53 @@ def test_calibration_uses_good_images_alone(tail_pixels: int) -> None:
     count = min(tail_pixels, U.size)
     picked = np.sort([U[i * U.size // count] for i in range(count)])
     np.testing.assert_allclose(found.tail.scores.numpy(), picked, atol=1e-4)
-    assert found.image.centre == pytest.approx(0.0), "the median of the good ones"
+    assert found.image.centre == pytest.approx((0.0,)), "the median of the good ones"
     assert found.fusion_weight == 0.3
     assert found.image_weight == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("tuned", [True, False])
+@pytest.mark.parametrize("defects", [2, 0])
+def test_calibration_of_all_branches(tuned: bool, defects: int) -> None:
+    """NumPy over three branches, or over the two of good images alone; lite's defaults."""
+    generator = torch.Generator().manual_seed(2)
+    n, size = 8 + defects, (6, 8)
+    scales = torch.tensor([1, 5, 0.2]).view(3, 1, 1, 1)
+    maps = scales * torch.randn(3, n, 3, 4, generator=generator)
+    pooled = torch.randn(n, 3, generator=generator)
+    pooled[8:] += 4
+    maps[:, 8:] = 1e6
+    chosen = tiny_settings(calibration={"fusion_weight": 0.3, "tail_pixels": 10_000})
+    first = 0 if tuned else 1
+    evidence = [
+        Evidence(maps[0, i : i + 1] if tuned else None, maps[1, i : i + 1], maps[2, i : i + 1],
+                 pooled[i : i + 1, first:])
+        for i in range(n)
+    ]  # fmt: skip
+    found = fit_calibration(CalibrationEvidence(evidence, torch.arange(n) >= 8, [size] * n), chosen)
+    Z = []
+    for branch, statistics, there in zip(
+        maps[:, :8], found.branches, (tuned, True, True), strict=True
+    ):
+        up = functional.interpolate(branch[:, None], size=size, mode="bilinear").double().numpy()
+        Z.append((up - up.mean()) / (up.std() + 1e-6))
+        assert statistics.mean == pytest.approx(up.mean() if there else 0, abs=1e-5)
+        assert statistics.std == pytest.approx(up.std() if there else 1, rel=1e-5)
+    v, w = chosen.distance.weight, 0.3 if tuned else 0.0
+    assert v == 0.5
+    U = w * Z[0] + (1 - w) * ((1 - v) * Z[1] + v * Z[2])
+    np.testing.assert_allclose(found.tail.scores.numpy(), np.sort(U.ravel()), atol=1e-4)
+    assert (found.fusion_weight, found.distance_weight) == (w, v)
+    assert found.image.is_p_value == (not defects)
+    medians = pooled[:8, first:].double().numpy()
+    assert found.image.centre == pytest.approx(np.median(medians, axis=0).tolist())
+
+
+def test_calibration_without_a_good_image_is_refused() -> None:
+    one = Evidence(None, torch.zeros(1, 3, 4), None, torch.zeros(1, 1))
+    collected = CalibrationEvidence([one], torch.tensor([True]), [(6, 8)])
+    with pytest.raises(TrainingError, match="no good calibration image"):
+        fit_calibration(collected, tiny_settings())
 
 
 def test_dual_gp_takes_the_calibration_images_or_leaves_them(surfaces: Manifest) -> None:
@@ -290,13 +348,14 @@ def test_evidence_is_collected_in_order(surfaces: Manifest) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.unused = nn.Parameter(torch.zeros(1))
+            self.teacher = SimpleNamespace(strides=(4, 8, 16))
 
         def forward(self, images: Tensor) -> Evidence:
             mean = images.mean((1, 2, 3))
-            return Evidence(mean[:, None, None], -mean[:, None, None], mean)
+            return Evidence(mean[:, None, None], -mean[:, None, None], None, mean[:, None])
 
     found = calibrate.collect_evidence(Means(), dataset, Quiet())  # type: ignore[arg-type]
     means = [float(dataset.input(i).mean()) for i in range(len(dataset))]
-    assert found.pooled.tolist() == pytest.approx(means, abs=1e-6)
+    assert found.pooled[:, 0].tolist() == pytest.approx(means, abs=1e-6)
     assert torch.equal(found.defective, dataset.defective)
     assert found.sizes == [(64, 64)] * len(dataset)

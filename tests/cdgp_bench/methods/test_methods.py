@@ -11,7 +11,7 @@ from cdgp.data.images import read_image, to_input
 from cdgp.progress import Quiet
 from cdgp_bench.grid import METHODS, Run, Variant
 from cdgp_bench.protocol import Prepared
-from cdgp_bench.scoring import score_test
+from cdgp_bench.scoring import metrics_of, scores_of
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -41,7 +41,8 @@ def test_methods_score_every_image_and_train_once(
     predict(to_input(read_image(paths[0], WHITE), chosen.input_size)[None])
     assert sum(p.numel() for p in network.parameters()) > 10_000
     for size, expected in ((None, "native"), (chosen.input_size, "input")):
-        row = score_test(fitted, prepared.manifest, size, details=True)
+        found = scores_of(fitted, prepared.manifest, size, True, Quiet())
+        row = metrics_of(found, prepared.manifest, size, fitted.probability, details=True)
         assert row["metric_size"] == expected
         for key in ("image_auroc", "pixel_auroc", "pixel_aupro_30", "pixel_aupro_05"):
             assert row[key] is None or 0 <= row[key] <= 1

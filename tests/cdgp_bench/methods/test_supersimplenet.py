@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.ndimage import gaussian_filter
 from tests.cdgp_bench.helpers import tiny_options
-from tests.helpers import WHITE, tiny_settings
+from tests.helpers import WHITE, reference_settings
 from torch.nn.functional import interpolate
 
 from cdgp.data.images import read_image, to_input
@@ -64,7 +64,7 @@ def test_noise_stays_inside_its_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """On good images, inside the mask, and nowhere else."""
     torch.manual_seed(0)
     options = tiny_options("supersimplenet", Path()).model_copy(update={"noise": 5.0})
-    model = ssn.SuperSimpleNet(pretrained_encoder(tiny_settings()), options)
+    model = ssn.SuperSimpleNet(pretrained_encoder(reference_settings()), options)
     seen: list[torch.Tensor] = []
     score = model.logits
 
@@ -105,7 +105,7 @@ def test_supersimplenet_keeps_a_defect_free_map_quiet(prepared: Prepared, tmp_pa
     """After a short training it is lower everywhere than the peak of any defective image."""
     changes = {"most_steps": 100, "batch": 8, "noise": 1.5}
     options = tiny_options("supersimplenet", Path()).model_copy(update=changes)
-    fitted = ssn.fit(prepared.weak, tiny_settings(), tmp_path, Quiet(), options)
+    fitted = ssn.fit(prepared.weak, reference_settings(), tmp_path, Quiet(), options)
     part = prepared.manifest.of("test")
     peaks = {
         bad: [
@@ -121,7 +121,7 @@ def test_supersimplenet_map_is_blurred_at_the_input_size(
     prepared: Prepared, tmp_path: Path
 ) -> None:
     """Against scipy: upsampled logits under a Gaussian of four pixels."""
-    chosen = tiny_settings()
+    chosen = reference_settings()
     options = tiny_options("supersimplenet", Path())
     fitted = ssn.fit(prepared.weak, chosen, tmp_path, Quiet(), options)
     path = prepared.manifest.of("test")[0].image

@@ -1,7 +1,9 @@
 """Methods through anomalib: what they are given, and that their scores arrive unchanged."""
 
+import gc
 import random
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from tests.cdgp_bench.helpers import tiny_options
-from tests.helpers import tiny_settings
+from tests.helpers import noise_image, reference_settings, snapshot
 
 from cdgp.data.manifest import WeakSample
 from cdgp.errors import SettingsError
@@ -22,6 +24,7 @@ from cdgp_bench.grid import METHODS
 from cdgp_bench.methods import draem, efficientad, padim, patchcore, rd4ad
 from cdgp_bench.methods import through_anomalib as through
 from cdgp_bench.protocol import Prepared
+from cdgp_bench.studies.distil_teacher import Distillation, save_teacher
 
 THROUGH = {"padim": padim, "patchcore": patchcore, "rd4ad": rd4ad, "draem": draem,
            "efficientad": efficientad}  # fmt: skip
@@ -44,7 +47,7 @@ def test_anomalib_gets_good_images_only_and_its_scores_arrive_unchanged(
             super().__init__(**arguments)
 
     monkeypatch.setattr(anomalib.data, "Tabular", Watched)
-    chosen, options = tiny_settings(), tiny_options(name, tmp_path / "given")
+    chosen, options = reference_settings(), tiny_options(name, tmp_path / "given")
     fitted = METHODS[name].fit(prepared.weak, chosen, tmp_path / "a", Quiet(), options)
 
     (table,) = fed
@@ -89,7 +92,7 @@ def test_a_plain_module_of_anomalib_says_the_same(
     from anomalib.models import Padim, Patchcore
     from torchvision.transforms.v2.functional import normalize
 
-    chosen, options = tiny_settings(), tiny_options(name, tmp_path)
+    chosen, options = reference_settings(), tiny_options(name, tmp_path)
     fitted = METHODS[name].fit(prepared.weak, chosen, tmp_path, Quiet(), options)
     if name == "padim":
         module = Padim("tf_efficientnet_lite0", ["blocks.1", "blocks.2", "blocks.4"], False, 100)
@@ -119,7 +122,7 @@ def test_a_plain_module_of_anomalib_says_the_same(
 def test_efficientad_scales_by_good_calibration_images(prepared: Prepared, tmp_path: Path) -> None:
     """Quantiles recomputed from raw maps; and no other images give them."""
     options = tiny_options("efficientad", tmp_path / "given")
-    chosen = tiny_settings()
+    chosen = reference_settings()
     fitted = efficientad.fit(prepared.weak, chosen, tmp_path, Quiet(), options)
     network: Any = fitted.pipeline().network
     shown = chosen.model_copy(update={"input_size": (256, 256)})
@@ -142,7 +145,7 @@ def test_efficientad_scales_by_good_calibration_images(prepared: Prepared, tmp_p
 def test_defective_images_are_left_out_of_the_rows(prepared: Prepared, tmp_path: Path) -> None:
     samples = prepared.weak.train
     bad = [WeakSample(s.image, True) for s in samples]
-    assert through.rows(bad, tiny_settings(), tmp_path)["image_path"] == []
+    assert through.rows(bad, reference_settings(), tmp_path)["image_path"] == []
 
 
 def numpy_state() -> object:
@@ -170,7 +173,7 @@ def test_what_is_not_given_is_named(
 ) -> None:
     with pytest.raises(NotRunError, match=f"{name} needs {missing}.*nothing was given"):
         METHODS[name].fit(
-            prepared.weak, tiny_settings(), tmp_path, Quiet(), METHODS[name].options["lite"]
+            prepared.weak, reference_settings(), tmp_path, Quiet(), METHODS[name].options["lite"]
         )
 
 
@@ -180,7 +183,7 @@ def test_a_folder_without_images_is_not_given(prepared: Prepared, tmp_path: Path
     (tmp_path / "dtd" / "read.me").write_text("x")
     options = draem.LITE.model_copy(update={"auxiliary": str(tmp_path / "dtd")})
     with pytest.raises(NotRunError, match="there are none in"):
-        draem.fit(prepared.weak, tiny_settings(), tmp_path, Quiet(), options)
+        draem.fit(prepared.weak, reference_settings(), tmp_path, Quiet(), options)
 
 
 def test_rows_depend_on_the_auxiliary_images_not_on_where_they_lie(tmp_path: Path) -> None:
@@ -190,11 +193,84 @@ def test_rows_depend_on_the_auxiliary_images_not_on_where_they_lie(tmp_path: Pat
     assert first.decides() != second.decides()
 
 
+def test_draem_finds_its_textures_in_a_flat_folder(tmp_path: Path) -> None:
+    textures = [noise_image(tmp_path / f"{name}.png") for name in ("b", "a", "c")]
+    options = draem.LITE.model_copy(update={"auxiliary": str(tmp_path)})
+    module = draem.build(None, reference_settings(), options)
+    assert module.augmenter.anomaly_source_paths == sorted(textures)
+
+
+@pytest.mark.parametrize("folders", [("",), ("cats", "dogs")])
+def test_efficientad_takes_auxiliary_images_flat_or_by_class(
+    folders: Sequence[str], tmp_path: Path
+) -> None:
+    """All of them in the order of their names, as they are; nothing is written beside them."""
+    given = tmp_path / "given"
+    images = [
+        noise_image(given / folder / f"{name}.png", (512, 512), seed)
+        for seed, (folder, name) in enumerate((f, n) for f in folders for n in ("b", "a"))
+    ]
+    options = efficientad.LITE.model_copy(update={"auxiliary": str(given)})
+    module = efficientad.build(None, reference_settings(), options)
+    before = snapshot(tmp_path)
+    module.prepare_imagenette_data((256, 256))
+    found = [Path(file) for file, _ in module.imagenet_loader.dataset.samples]
+    assert [file.resolve() for file in found] == sorted(images)
+    shown = next(module.imagenet_iterator)[0]
+    assert shown.shape == (1, 3, 256, 256)
+    centres = [np.asarray(Image.open(file))[128:384, 128:384] for file in images]
+    colour = [c.transpose(2, 0, 1) / 255 for c in centres]
+    grey = [np.stack([np.asarray(Image.fromarray(c).convert("L"))] * 3) / 255 for c in centres]
+    assert any(np.allclose(shown[0], c, atol=1 / 255) for c in colour + grey)
+    assert snapshot(tmp_path) == before
+    folder = Path(module.imagenet_dir)
+    del module
+    gc.collect()
+    assert not folder.exists(), "the link goes with the module"
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("steps", "teacher_steps", "share"),
+    [(700, 60_000, 0.01), (70_000, 600, 0.01), (70_000, None, 1.0)],
+)
+def test_a_short_teacher_makes_a_short_row(
+    steps: int, teacher_steps: int | None, share: float, prepared: Prepared, tmp_path: Path
+) -> None:
+    """The share of the published training is the smaller one; anomalib's own teacher has all."""
+    options = tiny_options("efficientad", tmp_path).model_copy(update={"steps": steps})
+    if teacher_steps is not None:
+        about = {"backbone": "tf_efficientnet_lite0", "steps": teacher_steps}
+        save_teacher(tmp_path / "teacher.pth", Distillation(0).network, about)
+    facts = efficientad.recipe(prepared.weak, reference_settings(), options).facts
+    assert facts["budget_share"] == pytest.approx(share)
+    said = None
+    if teacher_steps is not None:
+        said = f"distilled by us from tf_efficientnet_lite0, {teacher_steps:,} steps"
+    assert facts.get("teacher") == said
+
+
+@pytest.mark.parametrize("content", ["text", "tensor", "other network"])
+def test_a_file_without_a_teacher_is_named_before_training(
+    content: str, prepared: Prepared, tmp_path: Path
+) -> None:
+    options = tiny_options("efficientad", tmp_path)
+    file = Path(options.teacher)
+    if content == "text":
+        file.write_text("something else")
+    else:
+        value = torch.zeros(3)
+        torch.save(value if content == "tensor" else {"conv1.weight": value}, file)
+    with pytest.raises(SettingsError, match=r"teacher\.pth: does not hold the weights"):
+        efficientad.fit(prepared.weak, reference_settings(), tmp_path / "c", Quiet(), options)
+    assert not (tmp_path / "c").exists()
+
+
 @pytest.mark.parametrize("name", ["rd4ad", "draem"])
 def test_sides_that_cannot_be_halved_five_times(
     name: str, prepared: Prepared, tmp_path: Path
 ) -> None:
-    chosen = tiny_settings(input_size=(80, 64))
+    chosen = reference_settings(input_size=(80, 64))
     with pytest.raises(SettingsError, match=f"{name} needs an input_size.*80x64 was given"):
         METHODS[name].fit(
             prepared.weak, chosen, tmp_path, Quiet(), tiny_options(name, tmp_path / "given")
@@ -206,7 +282,7 @@ def test_padim_names_what_would_not_fit(
 ) -> None:
     monkeypatch.setattr(padim, "memory_bytes", lambda: 2**20)
     with pytest.raises(NotRunError, match="padim would need 0 GiB of memory for 19 good images"):
-        padim.fit(prepared.weak, tiny_settings(), tmp_path, Quiet(), padim.LITE)
+        padim.fit(prepared.weak, reference_settings(), tmp_path, Quiet(), padim.LITE)
 
 
 @pytest.mark.slow
@@ -215,7 +291,7 @@ def test_residual_backbones_run_as_anomalib_has_them(
     name: str, prepared: Prepared, tmp_path: Path
 ) -> None:
     """The way of the `paper` preset, on a smaller network of the same family."""
-    chosen = tiny_settings(backbone={"name": "resnet18", "weights": "random"})
+    chosen = reference_settings(backbone={"name": "resnet18", "weights": "random"})
     options = tiny_options(name, tmp_path)
     fitted = METHODS[name].fit(prepared.weak, chosen, tmp_path, Quiet(), options)
     (scored,) = fitted.score([prepared.manifest.of("test")[0].image])
@@ -230,7 +306,7 @@ def test_an_interrupt_reaches_the_user(
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(through, "_watcher", lambda advance, losses: _interrupting())
     with pytest.raises(KeyboardInterrupt):
-        rd4ad.fit(prepared.weak, tiny_settings(), tmp_path, Quiet(), rd4ad.Options(epochs=1))
+        rd4ad.fit(prepared.weak, reference_settings(), tmp_path, Quiet(), rd4ad.Options(epochs=1))
     assert signal.getsignal(signal.SIGINT) is before
     assert not list(tmp_path.rglob("rd4ad.safetensors"))
 
@@ -246,7 +322,7 @@ def _interrupting() -> Any:
 
 
 def test_rd4ad_reconstructs_the_stages_of_any_backbone() -> None:
-    encoder = pretrained_encoder(tiny_settings())
+    encoder = pretrained_encoder(reference_settings())
     stages = [torch.randn(2, c, 96 // s, 64 // s) for c, s in zip(encoder.channels, (4, 8, 16),
                                                                   strict=True)]  # fmt: skip
     back = rd4ad.Decoder(encoder.channels)(rd4ad.Bottleneck(encoder.channels)(stages))

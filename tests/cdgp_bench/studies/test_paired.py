@@ -7,10 +7,12 @@ import pytest
 from tests.cdgp_bench.helpers import tiny_variant_settings
 
 from cdgp.progress import Quiet
+from cdgp_bench.curves import check_curves
 from cdgp_bench.grid import Run, Variant
 from cdgp_bench.protocol import Prepared
-from cdgp_bench.scoring import METRICS, score_test
-from cdgp_bench.studies.paired import check_curves, pairs, profiled
+from cdgp_bench.rows import IDENTITY
+from cdgp_bench.scoring import METRICS, metrics_of, scores_of
+from cdgp_bench.studies.paired import pairs, profiled
 
 
 def without_first_mask(prepared: Prepared) -> Prepared:
@@ -25,10 +27,12 @@ def test_curves_give_the_metrics_of_the_row(prepared: Prepared, tmp_path: Path) 
     variant = Variant("", "static_max")
     run = Run("surfaces", "surfaces", variant, 0, None, tiny_variant_settings(variant))
     part = without_first_mask(prepared)
-    row = score_test(run.fit(part.weak, tmp_path, Quiet()), part.manifest, None, details=False)
+    fitted = run.fit(part.weak, tmp_path, Quiet())
+    scored = scores_of(fitted, part.manifest, None, False, Quiet())
+    row = metrics_of(scored, part.manifest, None, fitted.probability, details=False)
     assert len(row["notes"]["defective_without_mask"]) == 1
     found = profiled(run, part, None, tmp_path, Quiet())
-    row |= {"dataset": "surfaces", "method": "static_max", "seed": 0}
+    row |= dict(zip(IDENTITY, run.identity, strict=True))
     check_curves(found, row)
     for metric in METRICS:
         with pytest.raises(SystemExit, match=metric):

@@ -159,11 +159,11 @@ def linear_moments(
     functions = [f for f in (gps.normal, gps.anomaly) if isinstance(f, SparseGP)]
     means = products(torch.stack([f.direction() for f in functions])) * scale[:, None]
     with torch.no_grad():
-        forms = [_spectrum(f) for f in functions]
-        squares = products(torch.cat([vectors for vectors, _ in forms])).square_()
-        signs = torch.block_diag(*(signs[:, None] for _, signs in forms))
-        variances = 1 + squares @ signs * scale[:, None].square()
-    normal, anomaly = (Moments(means[:, i], variances[:, i]) for i in range(2))
+        vectors, signs = zip(*(_spectrum(f) for f in functions), strict=True)
+        squares = products(torch.cat(vectors)).square_().split([len(v) for v in vectors], dim=1)
+        shares = scale.square()
+        variances = [1 + s @ sign * shares for s, sign in zip(squares, signs, strict=True)]
+    normal, anomaly = (Moments(mean, v) for mean, v in zip(means.T, variances, strict=True))
     return normal, anomaly
 
 

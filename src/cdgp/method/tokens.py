@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import reduce
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -112,17 +112,17 @@ class ImplicitTokens:
         self.scales: list[Tensor] = []
         """1 / |W_l f_l|, (B, 1, H_l, W_l) of each stage."""
         R = coordinates(self.weights)
-        ends = [0, *torch.tensor([w.shape[1] for w in self.weights]).cumsum(0).tolist()]
-        groups: list[list[Tensor]] = [[] for _ in self.weights]
+        ends = [0, *accumulate(w.shape[1] for w in self.weights)]
+        counts = [min(end, len(R)) - min(start, len(R)) for start, end in pairwise(ends)]
+        """Entries of Q^T c that begin with each stage; beyond D there are none."""
+        groups: list[list[Tensor]] = [[] for _ in counts]
         for stage, (feature, (start, end)) in enumerate(zip(features, pairwise(ends), strict=True)):
             own = matmul(R[:end, start:end], feature)
             self.scales.append(squared_norm(own).clamp_min(LEAST_SQUARE).rsqrt())
-            parts = (own * self.scales[stage]).tensor_split(ends[1 : stage + 1], dim=1)
+            parts = (own * self.scales[stage]).split(counts[: stage + 1], dim=1)
             for group, part in zip(groups, parts, strict=False):
                 group.append(part)
-        # No stage has a share in coordinates beyond D.
-        groups = [group for group in groups if group[0].shape[1]]
-        squares = [squared_norm_upsampled(group, self.size) for group in groups]
+        squares = [squared_norm_upsampled(g, self.size) for g in groups if g[0].shape[1]]
         self.scale = reduce(Tensor.add, squares).clamp_min(LEAST_SQUARE).rsqrt()
         """1 / |c|, (B, 1, H', W')."""
 

@@ -1,17 +1,20 @@
-"""Seconds a step of both trained stages, and whether another version's losses are the same.
+"""Where the time of training goes, its minutes, and whether another version's losses are the same.
 
-    python -m cdgp_bench.studies.training --data DATA --against OTHER/src
+    python -m cdgp_bench.studies.training --data DATA
+    python -m cdgp_bench.studies.training --data DATA --against OTHER/src --rounds 2
+
+Runs the first steps of both stages of ``lite`` over a few images, whose inputs are in memory
+before. In some steps the student's teacher sees an image for the first time, in others again, so
+these are two numbers. "minutes" is what the steps of a whole training on all of DATA take at the
+median step. "phases" are the medians of making a batch, of the forward pass, and of the rest:
+gradients and optimiser. "operations" are torch's, with their share of the time of some more steps.
 
 ``--against`` names the ``src`` folder of another version with the same modules; each round then
-starts a process for either, in turns. Both run the first steps of both stages of ``lite`` over the
-same few images, whose inputs are in memory before. In some steps the student's teacher sees an
-image for the first time, in others again, so these are two numbers. "minutes" is what the steps of
-a whole training on all of DATA take at these medians. Writes docs/results/training.json.
+starts a process for either, in turns. Writes docs/results/training.json.
 """
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import statistics
@@ -24,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from cdgp.data import layouts
 from cdgp.data.manifest import WeakSample
@@ -39,8 +44,13 @@ from cdgp_bench.measure.harness import alternate, machine
 OUT = Path("docs/results/training.json")
 GOOD, DEFECTIVE = 50, 20
 """So many images of each label are trained on."""
-STEPS = {"Dual GP": 12, "Reverse student": 26}
+STEPS = {"Dual GP": 43, "Reverse student": 43}
+"""So many steps of each stage are run, the first one and ``WARM_UP`` more without being timed."""
 WARM_UP = 2
+PROFILED = (10, 14)
+"""Steps of a further run that are profiled: the student has seen all images by then."""
+SHOWN = 12
+"""So many operations are named, those that take most."""
 COMPARED = 5
 """So many losses of each stage are recorded and compared."""
 FIT_SHARE = 0.64
@@ -54,7 +64,8 @@ class EnoughError(Exception):
 class Clock(Quiet):
     """Records when each step of a stage ended, and stops the stage after some."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: int, after: Callable[[int], object] = lambda step: None) -> None:
+        self.steps, self.after = steps, after
         self.ends: list[float] = []
 
     @contextlib.contextmanager
@@ -62,30 +73,74 @@ class Clock(Quiet):
         def advance(note: str = "") -> None:
             if name in STEPS:
                 self.ends.append(time.perf_counter())
-                if len(self.ends) == STEPS[name]:
+                self.after(len(self.ends))
+                if len(self.ends) == self.steps:
                     raise EnoughError
 
         yield advance
 
 
-def stage(kind: type[torch.nn.Module], train: Callable[[Clock], object]) -> dict[str, Any]:
-    """Losses and seconds of a stage's first steps; calls of its module return the loss first."""
+def run(kind: type[nn.Module], train: Callable[[Clock], object], steps: int) -> dict[str, Any]:
+    """Losses, seconds and phases of a stage's first steps; its module returns the loss first."""
     losses: list[float] = []
+    forwards: list[tuple[float, float]] = []
     forward = kind.forward
 
-    def recording(self: torch.nn.Module, *batch: Any) -> Any:
+    def recording(self: nn.Module, *batch: Any) -> Any:
+        began = time.perf_counter()
         loss, diagnostics = forward(self, *batch)
+        forwards.append((began, time.perf_counter()))
         if len(losses) < COMPARED:  # reading a later one would wait for the GPU
             losses.append(float(loss.detach()))
         return loss, diagnostics
 
-    clock = Clock()
-    kind.forward = recording
-    with contextlib.suppress(EnoughError):
+    clock = Clock(steps)
+    with patched(kind, recording), contextlib.suppress(EnoughError):
         train(clock)
+    timed = list(zip(clock.ends[:-1], forwards[1:], clock.ends[1:], strict=True))
+    return {
+        "losses": losses,
+        "seconds": [end - start for start, _, end in timed],
+        "phases": {
+            "batch": [began - start for start, (began, _), _ in timed],
+            "forward": [ended - began for _, (began, ended), _ in timed],
+            "backward": [end - ended for _, (_, ended), end in timed],
+        },
+    }
+
+
+@contextlib.contextmanager
+def patched(kind: type[nn.Module], forward: Callable[..., Any]) -> Iterator[None]:
+    """Within it, modules of a kind have another forward pass."""
+    own = kind.forward
     kind.forward = forward
-    ends = clock.ends
-    return {"losses": losses, "seconds": [b - a for a, b in itertools.pairwise(ends)]}
+    try:
+        yield
+    finally:
+        kind.forward = own
+
+
+def operations(train: Callable[[Clock], object]) -> dict[str, float]:
+    """The operations that take most of a stage's steps, with their share of the time."""
+    on_gpu = torch.cuda.is_available()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    profiler = profile(activities=activities)
+    first, last = PROFILED
+
+    def after(step: int) -> None:
+        if step == first:
+            profiler.start()
+
+    with contextlib.suppress(EnoughError):
+        train(Clock(last, after))
+    profiler.stop()
+    seconds = {
+        event.key: event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        for event in profiler.key_averages()
+    }
+    total = sum(seconds.values())
+    most = sorted(seconds, key=seconds.__getitem__, reverse=True)[:SHOWN]
+    return {key: round(seconds[key] / total, 4) for key in most}
 
 
 def one(data: Path, threads: int) -> dict[str, Any]:
@@ -108,11 +163,11 @@ def one(data: Path, threads: int) -> dict[str, Any]:
     def student(clock: Clock) -> object:
         return train_student(good, chosen, new_context(None, None, clock), "")
 
-    return {
-        "Dual GP": stage(DualGPTraining, dual),
-        "Reverse student": stage(StudentTraining, student),
-        "good": sum(not s.defective for s in manifest.samples),
-    }
+    stages = {"Dual GP": (DualGPTraining, dual), "Reverse student": (StudentTraining, student)}
+    found: dict[str, Any] = {"good": sum(not s.defective for s in manifest.samples)}
+    for name, (kind, train) in stages.items():
+        found[name] = run(kind, train, STEPS[name]) | {"operations": operations(train)}
+    return found
 
 
 def in_process_of(source: Path, data: Path, threads: int) -> dict[str, Any]:
@@ -147,11 +202,19 @@ def medians(rounds: list[dict[str, Any]], chosen: Settings) -> dict[str, float]:
                     "minutes": (dual + student) / 60}  # fmt: skip
 
 
+def phases(stages: list[dict[str, Any]]) -> dict[str, float]:
+    """Median seconds of each phase of a stage's steps, over all rounds."""
+    return {
+        name: statistics.median(t for stage in stages for t in stage["phases"][name][WARM_UP:])
+        for name in stages[0]["phases"]
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="as for `cdgp train`")
     parser.add_argument("--against", type=Path, help="src folder of another version")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1, help="processes of each version")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -178,6 +241,9 @@ def compared(rounds: dict[str, list[dict[str, Any]]], threads: int) -> dict[str,
         record[name] = medians(results, chosen) | {
             f"losses_{key}": results[0][key]["losses"] for key in STEPS
         }
+        if name == "this":
+            record["phases"] = {key: phases([r[key] for r in results]) for key in STEPS}
+            record["operations"] = {key: results[0][key]["operations"] for key in STEPS}
     if "other" in record:
         this, other = record["this"], record["other"]
         record["ratio"] = {

@@ -1,14 +1,10 @@
 """Cross-testing: the images of a data set dealt to folds, each of which is the test part once."""
 
-import warnings
 from dataclasses import replace
-
-import numpy as np
-from sklearn.model_selection import StratifiedGroupKFold
 
 from cdgp.data.groups import ordered_groups
 from cdgp.data.manifest import Manifest
-from cdgp.data.splits import CLASSES, has_splits
+from cdgp.data.splits import CLASSES, deal, has_splits
 from cdgp.errors import DataError
 
 FOLD_SEED = 0
@@ -52,18 +48,8 @@ def cross_test(images: Manifest, folds: int) -> list[Manifest]:
 def _dealt(images: Manifest, folds: int) -> list[int]:
     """The fold of each sample; fewer folds than asked for where there are too few images."""
     groups = ordered_groups(images, images.samples, FOLD_SEED)
-    # In the groups' own order, since the dealer breaks ties by the order of rows.
-    rows = [(number, i) for number, members in enumerate(groups) for i in members]
-    defective = np.array([images.samples[i].defective for _, i in rows])
-    possible = min(folds, len(groups), max(int(defective.sum()), int((~defective).sum())))
-    found = [0] * len(rows)
-    if possible < 2:
-        return found
-    dealer = StratifiedGroupKFold(possible, shuffle=True, random_state=FOLD_SEED)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a class with fewer images than folds
-        parts = list(dealer.split(defective, defective, [number for number, _ in rows]))
-    for fold, (_, held) in enumerate(parts):
-        for row in held:
-            found[rows[row][1]] = fold
+    found = [0] * len(images.samples)
+    for fold, held in enumerate(deal(groups, images.samples, folds, FOLD_SEED)):
+        for i in (i for g in held for i in groups[g]):
+            found[i] = fold
     return found

@@ -194,19 +194,32 @@ def _fold(
     samples: tuple[Sample, ...], groups: list[_Group], seed: int, fraction: float
 ) -> set[int]:
     """The groups of one fold of about `fraction` of the samples; none where they are too few."""
-    rows = [(g, samples[i].defective) for g, group in enumerate(groups) for i in group.members]
+    dealt = deal([group.members for group in groups], samples, round(1 / fraction), seed)
+    if len(dealt) < 2:
+        return set()
+    drawn = int(hashlib.sha256(f"fold:{seed}".encode()).hexdigest(), 16) % len(dealt)
+    return dealt[drawn]
+
+
+def deal(
+    groups: Sequence[Sequence[int]], samples: Sequence[Sample], folds: int, seed: int
+) -> list[set[int]]:
+    """The groups of samples (by index) that each fold gets, with even class ratios.
+
+    Scikit-learn's StratifiedGroupKFold; fewer folds than asked for where there are too few groups
+    or images, down to a single one.
+    """
+    # In the groups' own order, since the dealer breaks ties by the order of rows.
+    rows = [(g, samples[i].defective) for g, members in enumerate(groups) for i in members]
     number = np.array([g for g, _ in rows])
     label = np.array([defective for _, defective in rows], np.bool_)
-    largest_class = max(int(label.sum()), int((~label).sum()))
-    folds = min(round(1 / fraction), len(groups), largest_class)
+    folds = min(folds, len(groups), max(int(label.sum()), int((~label).sum())))
     if folds < 2:
-        return set()
+        return [set(range(len(groups)))]
     dealer = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a class with fewer images than folds
-        dealt = list(dealer.split(label, label, number))
-    drawn = int(hashlib.sha256(f"fold:{seed}".encode()).hexdigest(), 16) % folds
-    return {int(g) for g in number[dealt[drawn][1]]}
+        return [set(number[held].tolist()) for _, held in dealer.split(label, label, number)]
 
 
 def _check_classes(manifest: Manifest, needed: Sequence[str], labels: Collection[bool]) -> None:

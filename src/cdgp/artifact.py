@@ -223,7 +223,11 @@ def load(path: Path) -> Model:
         provenance = object_of(metadata["provenance"], "provenance")
         seen = _checked_seen(tensors.pop(SEEN, Model._field_defaults["seen"]))
         network = network_from_tensors(settings, tensors)
-        _check_entries(network, calibration)
+        found = len(calibration.image.slope)
+        if found != network.entries:
+            raise ValueError(
+                f"the image score weighs {found} entries, and the networks give {network.entries}"
+            )
     except (
         KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, CdgpError,
     ) as error:  # fmt: skip
@@ -332,17 +336,6 @@ def _check_image_calibrator(calibrator: ImageCalibrator) -> None:
         )
     if list(c.good_logits) != sorted(c.good_logits):
         raise ValueError("the good images' log-odds are not in order")
-
-
-def _check_entries(network: Network, calibration: Calibration) -> None:
-    """Check that the image score weighs as many entries as ``network.pool`` gives."""
-    found, tuned = len(calibration.image.slope), network.gps is not None
-    alone = network.image_evidence == "all" or not tuned
-    expected = tuned + alone * (1 + (network.distance is not None))
-    if found != expected:
-        raise ValueError(
-            f"the image score weighs {found} entries, and the networks give {expected}"
-        )
 
 
 def _check_finite(tensors: Mapping[str, Tensor]) -> None:

@@ -315,7 +315,7 @@ def describe(
         "outputs": list(Outputs._fields),
         "classes": ["good", "defective"],
         "score": {
-            "kind": "p-value" if model.calibration.image.is_p_value else "probability",
+            "kind": model.calibration.image.score_kind,
             "rests_on": model.provenance.get("rests_on"),
         },
         "parity": exported.parity.record() | {"tolerance": None if options.int8 else TOLERANCE},

@@ -162,7 +162,7 @@ class Detector:
     def score_kind(self) -> str:
         """What ``pred_score`` is: "probability", or "p-value" for one minus a p-value, where no
         defective image has calibrated the model."""
-        return "p-value" if self.card.image.is_p_value else "probability"
+        return self.card.image.score_kind
 
     @property
     def rests_on(self) -> str:

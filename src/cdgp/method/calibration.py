@@ -81,6 +81,11 @@ class ImageCalibrator(NamedTuple):
         return bool(self.good_logits)
 
     @property
+    def score_kind(self) -> str:
+        """What the score is: "probability" or "p-value"."""
+        return "p-value" if self.is_p_value else "probability"
+
+    @property
     def rests_on_one(self) -> bool:
         """Whether a class has a single part: then no digit of a probability is certain."""
         return 1 in (self.good_groups, self.defective_groups)
@@ -109,11 +114,6 @@ class Calibration(NamedTuple):
     def weights(self) -> tuple[float, ...]:
         """Of dominance, residual and distance."""
         return branch_weights(self.fusion_weight, self.distance_weight)
-
-
-def capped(dominance: Tensor | None, cap: float | None) -> Tensor | None:
-    """Dominance maps with a largest value, so that no weight lets them drown the other branches."""
-    return dominance if dominance is None or cap is None else dominance.clamp_max(cap)
 
 
 def standardise(maps: Tensor, statistics: BranchStatistics) -> Tensor:

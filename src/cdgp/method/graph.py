@@ -28,7 +28,6 @@ from cdgp.method.calibration import (
     Calibration,
     ConformalTable,
     NormalTail,
-    capped,
     conformal_table,
     final_map,
     fuse,
@@ -153,9 +152,7 @@ class OutputGraph(nn.Module):
     def forward(self, evidence: Evidence, size: tuple[int, int]) -> Outputs:
         """Evidence (B, h, w) to maps (B, H, W) of a size and image scores."""
         c, pooled = self.calibration, evidence.pooled
-        dominance = capped(evidence.dominance, c.dominance_cap)
-        low = fuse((dominance, *evidence.maps[1:]), c.branches, c.weights)
-        U = upsample(low, size)
+        U = upsample(fuse(evidence.maps_below(c.dominance_cap), c.branches, c.weights), size)
         P = self.table(U)
         logit = image_logit(pooled, c.image)
         if c.image.is_p_value:
@@ -178,9 +175,11 @@ class Encoders(nn.Module):
         self.teacher = copy.deepcopy(teacher)
         self.encoder = None if encoder is None else copy.deepcopy(encoder)
         self.stem: nn.Module = nn.Identity()
+        for part in (self.teacher, self.encoder):
+            if part is not None:
+                fold_batch_norms(part.trunk)
+                fix_padding(part.trunk)
         if self.encoder is None or encoder is None:
-            fold_batch_norms(self.teacher.trunk)
-            fix_padding(self.teacher.trunk)
             return
         names = [name for name, _ in encoder.named_stem()]
         own = teacher.trunk.state_dict()
@@ -189,9 +188,6 @@ class Encoders(nn.Module):
             for key, value in encoder.trunk.state_dict().items()
             if key.split(".")[0] in names
         )
-        for part in (self.encoder.trunk, self.teacher.trunk):
-            fold_batch_norms(part)
-            fix_padding(part)
         if shared:
             self.stem = nn.Sequential(*self.encoder.stem())
             for name in names:

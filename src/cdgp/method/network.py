@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from cdgp.method.backbone import Encoder
 from cdgp.method.calibration import (
     Calibration,
-    capped,
     final_map,
     fuse,
     image_logit,
@@ -42,6 +41,13 @@ class Evidence(NamedTuple):
     """(B, h, w) normal distance, at least 0; None without that branch."""
     pooled: Tensor
     """(B, F) what the image score is made of, see ``pool``."""
+
+    def maps_below(self, cap: float | None) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        """The three maps, the dominance with a largest value, so that no weight lets it drown the
+        others."""
+        if self.dominance is None or cap is None:
+            return self.maps
+        return self.dominance.clamp_max(cap), self.residual, self.distance
 
     def on_cpu(self) -> "Evidence":
         """In float32 on the CPU."""
@@ -110,6 +116,13 @@ class Network(nn.Module):
         self.evidence = evidence
         self.image_evidence = image_evidence
         self.requires_grad_(False).eval()
+
+    @property
+    def entries(self) -> int:
+        """F, how many entries ``pool`` makes of the branches that there are."""
+        tuned = self.gps is not None
+        alone = self.image_evidence == "all" or not tuned
+        return tuned + alone * (1 + (self.distance is not None))
 
     def tokens(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) RGB in [0, 1] to unit-norm tokens (B, h, w, D)."""
@@ -186,8 +199,8 @@ def reconstruction_residual(teacher: Encoder, student: ReverseStudent, images: T
 
 def calibrated(evidence: Evidence, calibration: Calibration, size: tuple[int, int]) -> Outputs:
     """Evidence to maps at ``size`` (H, W) and image scores, step by step (Section 3.6)."""
-    dominance = capped(evidence.dominance, calibration.dominance_cap)
-    maps = [None if m is None else upsample(m, size) for m in (dominance, *evidence.maps[1:])]
+    low = evidence.maps_below(calibration.dominance_cap)
+    maps = [None if m is None else upsample(m, size) for m in low]
     U = fuse(maps, calibration.branches, calibration.weights)
     P = surprisal(U, calibration.tail)
     logit = image_logit(evidence.pooled, calibration.image)

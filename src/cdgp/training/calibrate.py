@@ -12,7 +12,6 @@ from cdgp.method.calibration import (
     BranchStatistics,
     Calibration,
     branch_weights,
-    capped,
     chosen_weight,
     fit_image_calibrator,
     fit_image_evidence,
@@ -89,7 +88,7 @@ def fit_calibration(collected: CalibrationEvidence, settings: Settings) -> Calib
     cap = None
     if s.dominance_cap is not None and tuned:
         cap = branches[0].mean + s.dominance_cap * branches[0].std
-    capped_maps = [(capped(one.dominance, cap), *one.maps[1:]) for one in collected.evidence]
+    capped_maps = [one.maps_below(cap) for one in collected.evidence]
     pooled = collected.pooled.double().numpy()
     defective = collected.defective.numpy().astype(np.bool_)
     candidates = [s.fusion_weight if tuned else 0.0]

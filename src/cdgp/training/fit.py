@@ -115,7 +115,7 @@ def with_groups(image: ImageCalibrator, data: WeakSplit) -> ImageCalibrator:
         for label in (False, True)
     }  # fmt: skip
     notes = list(image.notes)
-    kind = score_kind(image)
+    kind = image.score_kind
     for label, word in CLASSES.items():
         images = sum(s.defective == label for s in data.calibration)
         if len(parts[label]) == 1 and not (label and images == 1):  # which has its note already
@@ -258,11 +258,6 @@ def _check_no_probability(decision: DecisionSettings) -> None:
             )
 
 
-def score_kind(image: ImageCalibrator) -> str:
-    """What an image score is: "probability" or "p-value"."""
-    return "p-value" if image.is_p_value else "probability"
-
-
 def rests_on(data: WeakSplit) -> str:
     """What a model has learnt from, in words: "good images alone", "14 defects of 3 parts"."""
     number, parts = sum(s.defective for s in data.train), data.parts[1]
@@ -274,7 +269,7 @@ def rests_on(data: WeakSplit) -> str:
 def provenance(data: WeakSplit, separation: float | None, image: ImageCalibrator) -> dict[str, Any]:
     """Where a model comes from: data digest, counts, versions, machine, time."""
     return {
-        "score_kind": score_kind(image),
+        "score_kind": image.score_kind,
         "rests_on": rests_on(data),
         "manifest_sha256": data.sha256,
         "counts": {name: list(counts) for name, counts in data.counts.items()},

@@ -40,6 +40,8 @@ TAIL = "calibration.tail_scores"
 SEEN = "provenance.seen"
 SEEN_BYTES = 16
 """Of each SHA-256 that a model keeps of its training images: no two images share them by chance."""
+GOOD_ALONE = "good images alone"
+"""What a model without a defective training image rests on, as its provenance tells it."""
 BELOW_ONE = math.nextafter(1, 0)
 """The largest threshold that an image score can be above."""
 

@@ -13,9 +13,9 @@ from cdgp.data.groups import group_members
 from cdgp.data.images import INVERTED, fitting_white_level
 from cdgp.data.manifest import Manifest
 from cdgp.data.scan import ImageStats, Scan
-from cdgp.data.splits import CLASSES, split
+from cdgp.data.splits import CLASSES, needed_labels, needed_splits, split
 from cdgp.errors import DataError
-from cdgp.presets import DataSettings
+from cdgp.presets import DataSettings, settings
 
 SHORTCUT = 0.9
 """A trivial fact with an AUROC above this is a warning."""
@@ -308,12 +308,13 @@ def _least_budget(joined: Manifest) -> Finding:
 
 
 def unusable_split(manifest: Manifest) -> Iterable[Finding]:
-    """An error where training could not use the labels and splits."""
-    data = DataSettings()
+    """An error where training with the default settings could not use the labels and splits."""
+    chosen = settings()
+    data = chosen.data
     try:
         split(
             manifest, 0, data.test_fraction, data.calibration_fraction,
-            needed=("fit", "calibration"), labels=(False,),
+            needed_splits(manifest, chosen), needed_labels(chosen),
         )  # fmt: skip
     except DataError as error:
         yield Finding("no_split", "error", str(error).removeprefix(f"{manifest.root}: "))

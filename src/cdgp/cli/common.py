@@ -161,10 +161,12 @@ def show_run(run: "Run") -> None:
 
 def score_line(kind: str, rests_on: str) -> str:
     """What an image score is and rests on."""
+    from cdgp.artifact import GOOD_ALONE
+
     what = "the probability of being defective"
     if kind == "p-value":
         what = "1 - p, where p is the share of good images that look at least as odd"
-    beside = "" if rests_on == "good images alone" else " beside good images"
+    beside = "" if rests_on == GOOD_ALONE else " beside good images"
     return f"scores are {what}" + (f", learnt from {rests_on}{beside}" if rests_on else "")
 
 

@@ -19,6 +19,7 @@ from sklearn.model_selection import StratifiedGroupKFold
 from cdgp.data.groups import ordered_groups, pixels_of
 from cdgp.data.manifest import Manifest, Sample, listed
 from cdgp.errors import DataError, LeakError, SettingsError
+from cdgp.presets import Settings
 
 CLASSES = {False: "good", True: "defective"}
 
@@ -80,6 +81,28 @@ def split(
     _check_classes(divided, needed, labels)
     check_leaks(divided)
     return divided
+
+
+def needed_labels(settings: Settings) -> tuple[bool, ...]:
+    """Labels (defective or not) that fit and calibration must show: where the image score weighs
+    all evidence, good images alone are enough."""
+    return (False,) if settings.calibration.image_evidence == "all" else (False, True)
+
+
+def needed_splits(manifest: Manifest, settings: Settings) -> tuple[str, ...]:
+    """Splits that must show the labels of ``needed_labels``; what `split` takes.
+
+    Where the calibration images are held out of training, they must. Otherwise a label of a single
+    group leaves only the training images to calibrate on; so does a single good group where good
+    images alone are enough, unless there is no defective image: a p-value of training images would
+    mean nothing, nor would a bound on false rejects.
+    """
+    own = settings.calibration.pictures == "held_out" and (
+        len(needed_labels(settings)) == 2
+        or settings.decision.max_false_rejects is not None
+        or not any(s.defective for s in manifest.samples)
+    )
+    return ("fit", "calibration") if own else ("fit",)
 
 
 def has_splits(samples: Iterable[Sample]) -> bool:

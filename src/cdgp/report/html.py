@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from cdgp.artifact import GOOD_ALONE
 from cdgp.audit.suspects import Suspect
 from cdgp.evaluation import ScoredImage, interval_text, value_text
 from cdgp.files import IN_PAGE, printable, visible, write_text
@@ -148,6 +149,7 @@ def write_report(
         decision=detector.card.decision,
         score=SCORE_NAMES[detector.score_kind],
         rests_on=detector.rests_on,
+        good_alone=GOOD_ALONE,
         p_value=detector.settings.decision.p_value,
         threshold=threshold_text(detector.threshold, detector.coarse),
         calibrator=detector.card.image,

@@ -91,12 +91,12 @@ def fit_calibration(collected: CalibrationEvidence, settings: Settings) -> Calib
     capped_maps = [one.maps_below(cap) for one in collected.evidence]
     pooled = collected.pooled.double().numpy()
     defective = collected.defective.numpy().astype(np.bool_)
-    candidates = [s.fusion_weight if tuned else 0.0]
-    while 0 < 2 * candidates[-1] <= s.most_fusion_weight and tuned:
-        candidates.append(2 * candidates[-1])
-    every = [branch_weights(candidate, distance_weight) for candidate in candidates]
-    peaks = [[float(peak(fuse(m, branches, w))) for w in every] for m in capped_maps]
-    fusion_weight = chosen_weight(np.array(peaks), defective, candidates)
+    fusion_weight = 0.0
+    if tuned:
+        candidates = doublings(s.fusion_weight, s.most_fusion_weight)
+        every = [branch_weights(candidate, distance_weight) for candidate in candidates]
+        peaks = [[float(peak(fuse(m, branches, w))) for w in every] for m in capped_maps]
+        fusion_weight = chosen_weight(np.array(peaks), defective, candidates)
     weights = branch_weights(fusion_weight, distance_weight)
     ends = np.cumsum([0, *(height * width for height, width in sizes)])
     total = int(ends[-1])
@@ -125,6 +125,14 @@ def fit_calibration(collected: CalibrationEvidence, settings: Settings) -> Calib
         distance_weight,
         cap,
     )
+
+
+def doublings(least: float, most: float) -> list[float]:
+    """The least, and as often doubled as it stays within the most."""
+    found = [least]
+    while 0 < 2 * found[-1] <= most:
+        found.append(2 * found[-1])
+    return found
 
 
 def _upsampled_statistics(

@@ -1,18 +1,23 @@
 """From weakly labelled images to a calibrated model: the order of the stages."""
 
 import platform
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
-from cdgp.artifact import Decision, Model
+from torch import Tensor
+
+from cdgp.artifact import GOOD_ALONE, Decision, Model
 from cdgp.audit.types import count
 from cdgp.data.manifest import WeakSplit
 from cdgp.data.splits import CLASSES
 from cdgp.errors import SettingsError, TrainingError
 from cdgp.method.build import assemble
 from cdgp.method.calibration import Calibration, ImageCalibrator, image_score
+from cdgp.method.gp import DualGP
 from cdgp.method.graph import EvidenceGraph, SurprisalTable, check_table
+from cdgp.method.network import Network
 from cdgp.metrics.reliability import false_reject_threshold
 from cdgp.presets import DecisionSettings, InferenceSettings, Settings
 from cdgp.runtimes import Runtime
@@ -20,7 +25,7 @@ from cdgp.runtimes.parity import compare
 from cdgp.runtimes.torch import TiledRuntime, TorchRuntime
 from cdgp.training.calibrate import CalibrationEvidence, collect_evidence, fit_calibration
 from cdgp.training.context import TrainingContext, stage_key
-from cdgp.training.dataset import WeakDataset, new_inputs
+from cdgp.training.dataset import InputCache, WeakDataset, new_inputs
 from cdgp.training.distance import train_distance
 from cdgp.training.dual_gp import TrainedDualGP, dual_gp_samples, train_dual_gp
 from cdgp.training.student import train_student
@@ -38,7 +43,7 @@ MOST_MOVED = 0.01
 
 
 def train(data: WeakSplit, settings: Settings, context: TrainingContext) -> Model:
-    """All trained stages and the calibration.
+    """`train_network` and the calibration.
 
     Each image is decoded once for all stages, as long as the inputs fit into memory. Where no
     defective image is given, or the only ones calibrate, there is no Dual GP: what good images
@@ -46,17 +51,11 @@ def train(data: WeakSplit, settings: Settings, context: TrainingContext) -> Mode
     that the calibration cannot give.
     """
     inputs, device = new_inputs(settings), context.fabric.device
-    dual: TrainedDualGP | None = None
-    labelled = dual_gp_samples(data, settings)
-    if any(s.defective for s in labelled):
-        key = stage_key(settings, data.sha256, "dual_gp")
-        dual = train_dual_gp(WeakDataset(labelled, inputs), settings, context, key)
-    good = WeakDataset([s for s in data.fit if not s.defective], inputs)
-    key = stage_key(settings, data.good_fit_sha256, "student")
-    teacher, student, _ = train_student(good, settings, context, key)
-    distance = train_distance(good, teacher, settings, context)
-    tuned = None if dual is None else dual.tuned
-    network = assemble(tuned, teacher, student, distance, settings)
+    network, separation, _ = train_network(
+        data, settings, inputs,
+        StagePlace(context, stage_key(settings, data.sha256, "dual_gp")),
+        StagePlace(context, stage_key(settings, data.good_fit_sha256, "student")),
+    )  # fmt: skip
     graph = EvidenceGraph(network).to(device)
     dataset = WeakDataset(data.calibration, inputs)
     collected = collect_evidence(graph, dataset, context.progress)
@@ -67,12 +66,54 @@ def train(data: WeakSplit, settings: Settings, context: TrainingContext) -> Mode
     context.log({"stage": "calibration", "slope": image.slope, "intercept": image.intercept,
                  "notes": image.notes})  # fmt: skip
     decision = decide(collected, calibration, settings.decision, data)
-    made = provenance(data, None if dual is None else dual.separation, image)
+    made = provenance(data, separation, image)
     model = Model(network, calibration, decision, settings, made)
     if device.type == "cuda" and settings.inference != InferenceSettings():
         fast = TorchRuntime(model, device, settings.inference)
         made["inference"] = check_inference(fast, model, dataset)
     return model
+
+
+class StagePlace(NamedTuple):
+    """Where a stage keeps its checkpoint and shows its progress, and what the former must match."""
+
+    context: TrainingContext
+    cache_key: str
+
+
+class TrainedNetwork(NamedTuple):
+    """All branches in one network."""
+
+    network: Network
+    separation: float | None
+    """Of the labels, by the Dual GP; None where it had no defective image."""
+    seconds: float
+    """Of the stages that train by steps."""
+
+
+def train_network(
+    data: WeakSplit,
+    settings: Settings,
+    inputs: InputCache,
+    labelled_stage: StagePlace,
+    good_stage: StagePlace,
+    make_pair: Callable[[], DualGP] | None = None,
+) -> TrainedNetwork:
+    """All branches: the Dual GP, where there are defects to train on, and what good images give.
+
+    ``make_pair`` as in `train_dual_gp`.
+    """
+    dual: TrainedDualGP | None = None
+    labelled = dual_gp_samples(data, settings)
+    if any(s.defective for s in labelled):
+        dual = train_dual_gp(WeakDataset(labelled, inputs), settings, *labelled_stage, make_pair)
+    good = WeakDataset([s for s in data.fit if not s.defective], inputs)
+    teacher, student, seconds = train_student(good, settings, *good_stage)
+    distance = train_distance(good, teacher, settings, good_stage.context)
+    network = assemble(dual.tuned if dual else None, teacher, student, distance, settings)
+    if dual is None:
+        return TrainedNetwork(network, None, seconds)
+    return TrainedNetwork(network, dual.separation, dual.seconds + seconds)
 
 
 def check_inference(fast: TorchRuntime, model: Model, dataset: WeakDataset) -> dict[str, float]:
@@ -164,31 +205,20 @@ def threshold_of(
     finite-sample bound carries over. A slope of zero would tie all images and is an error,
     which only the training can show. Errors as `decide`.
     """
-    rate, is_p_value = settings.max_false_rejects, calibration.image.is_p_value
-    if rate is not None and not any(calibration.image.slope):
+    rate, image = settings.max_false_rejects, calibration.image
+    if rate is None and image.is_p_value:
+        return _p_value_limit(image_score(collected.pooled, image), settings.p_value)
+    if rate is None:
+        source = f"decision.threshold = {settings.threshold:g} at equal numbers of good and "
+        return Decision(settings.threshold, f"{source}defective parts", None)
+    if not any(image.slope):
         raise SettingsError(
             "decision.max_false_rejects: the image probability does not rise with the evidence, so "
             "no threshold can bound the false rejects; see the calibration notes in log.jsonl. "
             + WITHOUT_BOUND
         )
     # On the path of prediction, so that an image equal to the threshold's stays on its good side.
-    scores = image_score(collected.pooled, calibration.image)
-    if rate is None and is_p_value:
-        most, number = float(scores.max()), len(scores)
-        if most < 1 - settings.p_value:
-            source = (
-                f"odder than all {count(number, 'good calibration image')}: decision.p_value = "
-                f"{settings.p_value:g} would need more of them"
-            )
-            return Decision(most, source, None, is_p_value=True)
-        source = (
-            f"p-value below decision.p_value = {settings.p_value:g}, against "
-            f"{count(number, 'good calibration image')}"
-        )
-        return Decision(1 - settings.p_value, source, None, is_p_value=True)
-    if rate is None:
-        source = f"decision.threshold = {settings.threshold:g} at equal numbers of good and "
-        return Decision(settings.threshold, f"{source}defective parts", None)
+    scores = image_score(collected.pooled, image)
     good = held_out_groups(data)
     found = false_reject_threshold(
         [float(scores[place]) for place, _ in good], rate, [group for _, group in good]
@@ -207,8 +237,18 @@ def threshold_of(
         f"that an image of the next good part, of about as many images, is rejected is at most "
         f"{found.bound:.3g}",
         found.bound,
-        is_p_value=is_p_value,
+        is_p_value=image.is_p_value,
     )
+
+
+def _p_value_limit(scores: Tensor, p_value: float) -> Decision:
+    """The threshold on one minus a p-value, from the scores of the good calibration images."""
+    most, images = float(scores.max()), count(len(scores), "good calibration image")
+    if most < 1 - p_value:
+        source = f"odder than all {images}: decision.p_value = {p_value:g} would need more of them"
+        return Decision(most, source, None, is_p_value=True)
+    source = f"p-value below decision.p_value = {p_value:g}, against {images}"
+    return Decision(1 - p_value, source, None, is_p_value=True)
 
 
 def held_out_groups(data: WeakSplit) -> list[tuple[int, int]]:
@@ -262,7 +302,7 @@ def rests_on(data: WeakSplit) -> str:
     """What a model has learnt from, in words: "good images alone", "14 defects of 3 parts"."""
     number, parts = sum(s.defective for s in data.train), data.parts[1]
     if not number:
-        return "good images alone"
+        return GOOD_ALONE
     return count(number, "defect") + (f" of {count(parts, 'part')}" if parts < number else "")
 
 

@@ -13,7 +13,7 @@ from cdgp.audit.suspects import Suspect, suspects, write_suspects
 from cdgp.data import layouts
 from cdgp.data.manifest import Manifest, WeakSplit
 from cdgp.data.scan import check_readable, scan
-from cdgp.data.splits import split
+from cdgp.data.splits import needed_labels, needed_splits, split
 from cdgp.data.walk import Notice
 from cdgp.errors import SettingsError
 from cdgp.evaluation import ScoredImage
@@ -143,13 +143,7 @@ def _with_seen(model: artifact.Model, manifest: Manifest) -> artifact.Model:
 def prepare_manifest(
     data: str | Path | Manifest, settings: Settings, progress: Progress
 ) -> tuple[Manifest, Audit]:
-    """Read, digest, audit and split the images: what training starts from.
-
-    Where the calibration images are held out of training, every label that is needed must be among
-    them. Otherwise a label of a single group leaves only the training images to calibrate on; so
-    does a single good group in `lite`, unless there is no defective image: a p-value of training
-    images would mean nothing.
-    """
+    """Read, digest, audit and split the images: what training starts from."""
     chosen, notices = settings.data, list[Notice]()
     if isinstance(data, Manifest):
         manifest = data
@@ -158,23 +152,11 @@ def prepare_manifest(
     with progress.phase("Reading images", len(manifest.samples)) as advance:
         scanned = scan(manifest, chosen.white_level, advance, chosen.first_page)
     check_readable(scanned)
-    labels = needed_labels(settings)
-    own = settings.calibration.pictures == "held_out" and (
-        len(labels) == 2
-        or settings.decision.max_false_rejects is not None
-        or not any(s.defective for s in manifest.samples)
-    )
     divided = split(
         scanned.manifest, settings.seed, chosen.test_fraction, chosen.calibration_fraction,
-        ("fit", "calibration") if own else ("fit",), labels,
+        needed_splits(manifest, settings), needed_labels(settings),
     )  # fmt: skip
     return divided, audit(scanned, chosen.white_level, notices)
-
-
-def needed_labels(settings: Settings) -> tuple[bool, ...]:
-    """Labels (defective or not) that fit and calibration must show: where the image score weighs
-    all evidence, good images alone are enough."""
-    return (False,) if settings.calibration.image_evidence == "all" else (False, True)
 
 
 def _train_into(

@@ -22,23 +22,16 @@ from torch import Tensor
 from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import WeakSplit
 from cdgp.files import atomic_write, write_text
-from cdgp.method.build import assemble
 from cdgp.method.calibration import BALANCED, Calibration, image_score
 from cdgp.method.graph import EvidenceGraph, InferenceGraph, OutputGraph
-from cdgp.method.network import Evidence, Network
+from cdgp.method.network import Evidence
 from cdgp.presets import Settings
 from cdgp.progress import Progress
 from cdgp.training.calibrate import CalibrationEvidence, fit_calibration
 from cdgp.training.context import new_context, stage_key
-from cdgp.training.dataset import WeakDataset, new_inputs
-from cdgp.training.distance import train_distance
-from cdgp.training.dual_gp import (
-    LEAST_SEPARATION,
-    TrainedDualGP,
-    dual_gp_samples,
-    train_dual_gp,
-)
-from cdgp.training.student import train_student
+from cdgp.training.dataset import new_inputs
+from cdgp.training.dual_gp import LEAST_SEPARATION
+from cdgp.training.fit import StagePlace, TrainedNetwork, train_network
 from cdgp_bench.controls import Control, new_control
 from cdgp_bench.methods import Fitted, Pipeline, Scored
 
@@ -63,46 +56,23 @@ def keys_of(data: WeakSplit, settings: Settings, control: Control | None) -> Key
     return Keys(dual, student, f"graph-{dual[:16]}-{student[:16]}-{kind}-{distance}")
 
 
-class Trained(NamedTuple):
-    """All branches in one network."""
-
-    network: Network
-    separation: float | None
-    """Of the labels, by the Dual GP; None where it had no defective image."""
-    seconds: float
-
-
 def train(
     data: WeakSplit,
     settings: Settings,
     checkpoints: Path,
     progress: Progress,
     control: Control | None = None,
-) -> Trained:
-    """Both stages, each trained once for all settings that share it."""
+) -> TrainedNetwork:
+    """All branches, each stage trained once for all settings that share it."""
     keys = keys_of(data, settings, control)
     context = new_context(checkpoints / f"dual_gp-{keys.dual_gp[:16]}", None, progress)
-    inputs = new_inputs(settings)
-    labelled = dual_gp_samples(data, settings)
-    dual: TrainedDualGP | None = None
-    if any(s.defective for s in labelled):
-        dual = train_dual_gp(
-            WeakDataset(labelled, inputs),
-            settings,
-            context,
-            keys.dual_gp,
-            None if control is None else lambda: new_control(control, settings),
-        )
-    good = WeakDataset([s for s in data.fit if not s.defective], inputs)
-    context = replace(context, checkpoints=checkpoints / f"student-{keys.student[:16]}")
-    teacher, student, seconds = train_student(good, settings, context, keys.student)
-    distance = train_distance(good, teacher, settings, context)
-    tuned = None if dual is None else dual.tuned
-    network = assemble(tuned, teacher, student, distance, settings)
-    if dual is not None:
-        seconds += dual.seconds
-    separation = None if dual is None else dual.separation
-    return Trained(network.to(context.fabric.device), separation, seconds)
+    of_student = replace(context, checkpoints=checkpoints / f"student-{keys.student[:16]}")
+    found = train_network(
+        data, settings, new_inputs(settings),
+        StagePlace(context, keys.dual_gp), StagePlace(of_student, keys.student),
+        None if control is None else lambda: new_control(control, settings),
+    )  # fmt: skip
+    return found._replace(network=found.network.to(context.fabric.device))
 
 
 class StoredEvidence(NamedTuple):
@@ -131,7 +101,7 @@ class StoredEvidence(NamedTuple):
 def stored_evidence(
     folder: Path,
     paths: Sequence[Path],
-    trained: Callable[[], Trained],
+    trained: Callable[[], TrainedNetwork],
     settings: Settings,
     name: str,
     progress: Progress,
@@ -157,7 +127,7 @@ def write_evidence(
     maps: Path,
     facts: Path,
     paths: Sequence[Path],
-    trained: Trained,
+    trained: TrainedNetwork,
     settings: Settings,
     progress: Progress,
     name: str,
@@ -193,7 +163,7 @@ def write_evidence(
 class Calibrated(NamedTuple):
     """The calibration of a trained network, which itself is loaded when it is called for."""
 
-    trained: Callable[[], Trained]
+    trained: Callable[[], TrainedNetwork]
     folder: Path
     """Where evidence is kept."""
     calibration: Calibration

@@ -221,7 +221,7 @@ def load(path: Path) -> Model:
         settings = settings_from_json(metadata["settings"], str(path))
         _check_finite(tensors)
         calibration = _calibration(json.loads(metadata["calibration"]), tensors.pop(TAIL))
-        decision = decision_of(json.loads(metadata["decision"]))
+        decision = decision_of(json.loads(metadata["decision"]), calibration.image)
         provenance = object_of(metadata["provenance"], "provenance")
         seen = _checked_seen(tensors.pop(SEEN, Model._field_defaults["seen"]))
         network = network_from_tensors(settings, tensors)
@@ -243,8 +243,8 @@ def _checked_seen(seen: Tensor) -> Tensor:
     return seen
 
 
-def decision_of(values: dict[str, Any]) -> Decision:
-    """A decision from its stored values; ValueError where they are no rule to decide by."""
+def decision_of(values: dict[str, Any], image: ImageCalibrator) -> Decision:
+    """A decision from its stored values; ValueError where they are no rule for the image score."""
     decision = Decision(**values)
     bound = decision.false_reject_bound
     _check_numbers({
@@ -257,6 +257,8 @@ def decision_of(values: dict[str, Any]) -> Decision:
         raise ValueError(f"{decision} is no rule to decide by")
     if not isinstance(decision.is_p_value, bool):
         raise ValueError(f"is_p_value is {decision.is_p_value!r} where true or false is expected")
+    if decision.is_p_value != image.is_p_value:
+        raise ValueError(f"the threshold is no threshold of the score, a {image.score_kind}")
     if decision.is_p_value and decision.threshold == decision.balanced:
         return decision
     if decision.is_p_value or not math.isclose(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cdgp.errors import OutputError
+from cdgp.files import write_text
 
 LOCK = ".lock"
 HOLDER = ".lock.json"
@@ -116,10 +117,7 @@ def _write_holder(path: Path, command: str) -> None:
         "command": command,
         "since": datetime.now().astimezone().isoformat(" ", "seconds"),
     }
-    try:
-        path.write_text(json.dumps(facts) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+    write_text(path, json.dumps(facts) + "\n")
 
 
 def _holder(path: Path) -> str:

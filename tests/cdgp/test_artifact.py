@@ -84,11 +84,11 @@ def test_the_rate_can_change_again_and_one_half_is_where_it_began() -> None:
 
 
 def test_files_without_a_rate_are_those_of_one_half() -> None:
-    old = decision_of({"threshold": 0.3, "source": "why", "false_reject_bound": None})
+    old = decision_of({"threshold": 0.3, "source": "why", "false_reject_bound": None}, SAME)
     assert (old.defect_rate, old.balanced) == (0.5, 0.3)
     for rate in RATES:
         decision = Decision(0.3, "why", None).at(rate)
-        assert decision_of(decision._asdict()) == decision
+        assert decision_of(decision._asdict(), SAME) == decision
 
 
 @pytest.mark.parametrize("rate", [0, 1, -0.1, 2, math.nan, math.inf])
@@ -115,4 +115,4 @@ def test_impossible_rates_are_refused(rate: float) -> None:
 def test_a_decision_that_contradicts_itself_is_damaged(changes: dict[str, object]) -> None:
     values = Decision(0.3, "why", None).at(0.02)._asdict()
     with pytest.raises((ValueError, TypeError)):
-        decision_of(values | changes)
+        decision_of(values | changes, SAME)

@@ -21,7 +21,7 @@ from torch.nn import Conv2d
 
 import cdgp
 from cdgp import artifact, export
-from cdgp.artifact import Model
+from cdgp.artifact import Decision, Model
 from cdgp.data.images import to_input
 from cdgp.data.manifest import Manifest
 from cdgp.errors import DataError, ModelFileError, OutputError, SettingsError
@@ -66,7 +66,10 @@ def without_dual_gp(model: Model, inputs: Sequence[Tensor], ties: bool) -> Model
     assert image.is_p_value and len(image.slope) == 2
     calibration = model.calibration._replace(image=image, fusion_weight=0.0)
     provenance = model.provenance | {"rests_on": "good images alone"}
-    return model._replace(network=network, calibration=calibration, provenance=provenance)
+    decision = Decision(0.95, "of the test", None, is_p_value=True)
+    return model._replace(
+        network=network, calibration=calibration, decision=decision, provenance=provenance
+    )
 
 
 def as_in_the_paper(model: Model) -> Model:
@@ -88,7 +91,7 @@ def as_in_the_paper(model: Model) -> Model:
 
 
 @pytest.mark.parametrize("target", list(TARGETS))
-@pytest.mark.parametrize("kind", ["p-value", "paper"])
+@pytest.mark.parametrize("kind", ["p-value", "p-value of ties", "paper"])
 def test_models_with_other_branches(
     tiny_run: Run, odd_images: list[NDArray[np.uint8]], tmp_path: Path, kind: str, target: str
 ) -> None:

@@ -54,6 +54,16 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+def test_who_is_there_is_never_read_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr("os.fsync", lambda _: seen.append((tmp_path / HOLDER).exists()))
+    with lock(tmp_path, "train"):
+        assert json.loads((tmp_path / HOLDER).read_text())["command"] == "train"
+    assert seen == [False]
+
+
 def test_one_thread_at_a_time(tmp_path: Path) -> None:
     refused: list[str] = []
 

@@ -18,6 +18,9 @@ from torch import Tensor
 from cdgp.errors import TrainingError
 
 EPSILON = 1e-6
+TIED = 0.01
+"""Good images whose log-odds are nearer than this tie in a p-value. Without it the p-value would be
+a cliff between two copies of a picture, and runtimes would come down on either side."""
 """The epsilon of the branch standardisation."""
 PARETO_QUANTILE = 0.999
 """The peaks-over-threshold fit begins at this quantile of the normal pixels."""
@@ -365,7 +368,8 @@ def image_logit(pooled: Tensor, calibrator: ImageCalibrator) -> Tensor:
     """Image evidence (B, F) to the log-odds (B,) of being defective, at equal numbers of both."""
     c = calibrator
     entries = zip(pooled.unbind(1), c.centre, c.scale, c.slope, strict=True)
-    return sum((k * (a - m) / s for a, m, s, k in entries), start=torch.tensor(c.intercept))
+    first, *more = (k * (a - m) / s for a, m, s, k in entries)
+    return sum(more, start=first) + c.intercept
 
 
 def rate_shift(defect_rate: float) -> float:
@@ -402,15 +406,21 @@ class ConformalTable(NamedTuple):
     least: float
     """1 / (n + 1)."""
     spread: float
-    """Of the log-odds, above zero."""
+    """Of the log-odds, at least 1."""
 
 
 def conformal_table(good_logits: Sequence[float]) -> ConformalTable:
-    """The table of n good images' log-odds, in float64."""
-    logits, counts = np.unique(np.asarray(good_logits, np.float64), return_counts=True)
-    least = 1 / (len(good_logits) + 1)
-    values = least * (1 + counts[::-1].cumsum()[::-1])
-    spread = max(float(logits[-1] - logits[0]), EPSILON)
+    """The table of n good images' log-odds, in float64; those that tie take the largest of them."""
+    every = np.sort(np.asarray(good_logits, np.float64))
+    ends = [every[-1]]
+    for u in every[::-1]:
+        if ends[-1] - u >= TIED:
+            ends.append(u)
+    logits = np.array(ends[::-1])
+    above = len(every) - np.searchsorted(every, logits, side="right")
+    least = 1 / (len(every) + 1)
+    values = least * (1 + np.array([len(every), *above[:-1]]))
+    spread = max(float(logits[-1] - logits[0]), 1.0)
     return ConformalTable(torch.from_numpy(logits), torch.from_numpy(values), least, spread)
 
 
@@ -419,14 +429,12 @@ def p_value(logit: Tensor, table: ConformalTable) -> Tensor:
 
     Never below (1 + number of good images at least as odd) / (n + 1), so for an image that is
     exchangeable with the n good ones P(p <= alpha) <= alpha (Vovk, Gammerman and Shafer,
-    "Algorithmic learning in a random world", 2005). At the good images' own log-odds it is equal to
-    that; in between it is linear, and beyond the largest it falls towards 1 / (n + 1), so that it
-    ranks images that would tie.
+    "Algorithmic learning in a random world", 2005). At the table's log-odds it is equal to that; in
+    between it is linear, and beyond the largest it falls towards 1 / (n + 1), so that it ranks
+    images that would tie.
     """
     u, p = table.logits, table.values
-    # In float32 two of them may be one number, and nothing is between these.
-    gaps = (u[1:] - u[:-1]).clamp_min(torch.finfo(u.dtype).tiny)
-    shares = ((logit[:, None] - u[:-1]) / gaps).clamp(0, 1)
+    shares = ((logit[:, None] - u[:-1]) / (u[1:] - u[:-1])).clamp(0, 1)
     inside = p[0] + (shares * (p[1:] - p[:-1])).sum(1)
     beyond = (logit - u[-1]).clamp_min(0) / table.spread
     return table.least + (inside - table.least) * torch.exp(-beyond)

@@ -88,10 +88,11 @@ def from_metadata(metadata: Mapping[str, str], source: str) -> Card:
         largest = image.pop("largest_surprisal")
         if not isinstance(largest, float) or not 0 < largest < math.inf:
             raise ValueError(f"the largest surprisal is {largest!r}")
+        calibrator = image_calibrator_of(image)
         return Card(
             settings_from_json(metadata["settings"], source),
-            decision_of(json.loads(metadata["decision"])),
-            image_calibrator_of(image),
+            decision_of(json.loads(metadata["decision"]), calibrator),
+            calibrator,
             largest,
             object_of(metadata["provenance"], "provenance"),
             object_of(metadata["export"], "export"),

@@ -12,6 +12,7 @@ from cdgp.artifact import Decision, decision_of
 from cdgp.data.manifest import WeakSample, WeakSplit
 from cdgp.errors import SettingsError
 from cdgp.method.calibration import (
+    TIED,
     BranchStatistics,
     Calibration,
     fit_image_evidence,
@@ -79,15 +80,15 @@ def test_few_good_images_reject_what_is_odder_than_all(count: int) -> None:
 @pytest.mark.parametrize("limit", [0.05, 0.2])
 def test_many_good_images_reject_below_the_limit(count: int, limit: float) -> None:
     """The counted p-value of what is rejected is at most the limit; what is let pass is at most a
-    rank away from it."""
+    rank away from it, where images that are nearer than a hundredth tie."""
     rng = np.random.default_rng(count)
     good, new = rng.normal(size=(count, 2)), rng.normal(size=(1000, 2)) * 2
     decision, calibration = decided(good, DecisionSettings(p_value=limit))
     rejected = (image_score(torch.tensor(new), calibration.image) > decision.threshold).numpy()
-    at_least = (oddness(good, good)[None] >= oddness(new, good)[:, None]).sum(1)
-    p = (1 + at_least) / (count + 1)
+    ahead = oddness(good, good)[None] - oddness(new, good)[:, None]
+    p, tied = ((1 + (ahead >= least).sum(1)) / (count + 1) for least in (0, -TIED))
     assert (p[rejected] <= limit).all() and rejected.any()
-    assert (p[~rejected] > limit - 1 / (count + 1) - 1e-12).all()
+    assert (tied[~rejected] > limit - 1 / (count + 1) - 1e-12).all()
     assert decision.threshold == 1 - limit
     assert str(limit) in decision.source
 
@@ -121,10 +122,14 @@ def test_a_p_value_refers_to_no_rate() -> None:
     assert decision.told(0.96, 0.96) == (0.96, True)
     assert decision.told(0.95, 0.95) == (0.95, False)
     assert "p-value" in decision.refers_to and "%" not in decision.refers_to
-    assert decision_of(decision._asdict()) == decision
-    for changed in ({"balanced_threshold": 0.5}, {"is_p_value": "yes"}, {"threshold": 1.0}):
+    image = fit_image_evidence(np.arange(8.0)[:, None], np.zeros(8, np.bool_), False)
+    assert decision_of(decision._asdict(), image) == decision
+    for changed in (
+        {"balanced_threshold": 0.5}, {"is_p_value": "yes"}, {"is_p_value": False},
+        {"threshold": 1.0},
+    ):  # fmt: skip
         with pytest.raises(ValueError):
-            decision_of(decision._asdict() | changed)
+            decision_of(decision._asdict() | changed, image)
 
 
 def test_a_single_good_part_is_noted() -> None:

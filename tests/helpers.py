@@ -16,11 +16,12 @@ from scipy import ndimage
 from torch import Tensor
 from typer.testing import CliRunner, Result
 
-from cdgp.artifact import Decision, Model
+from cdgp.artifact import Model
 from cdgp.audit.findings import Audit, audit
 from cdgp.cli.main import app
 from cdgp.data import layouts, scan, splits
 from cdgp.data.manifest import Manifest
+from cdgp.decision import Decision
 from cdgp.errors import CdgpError, DataError
 from cdgp.method.build import (
     assemble,

@@ -12,9 +12,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cdgp.artifact import Decision
 from cdgp.data.images import INVERTED, read_mask_with_facts, resize_mask
 from cdgp.data.manifest import Sample
+from cdgp.decision import Decision
 from cdgp.errors import OutputError
 from cdgp.files import path_cell, printable, write_csv
 from cdgp.inference import Detector, Prediction, Region

@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cdgp import artifact
 from cdgp.artifact import Model
@@ -31,6 +30,7 @@ from cdgp.presets import Settings, size_problem
 from cdgp.progress import Progress
 from cdgp.run_folder import MANIFEST, check_one_run, check_writable, model_file, run_id_of
 from cdgp.runtimes import INPUT, require_package
+from cdgp.runtimes.base import Array
 from cdgp.runtimes.card import card_of, to_metadata
 from cdgp.runtimes.onnx import OnnxRuntime
 from cdgp.runtimes.openvino import OpenVinoRuntime
@@ -266,7 +266,7 @@ def with_input_size(model: Model, size: InputSize) -> Model:
     return model._replace(settings=settings, decision=decision)
 
 
-def network_input(image: Path, settings: Settings) -> Tensor:
+def network_input(image: Path, settings: Settings) -> Array:
     """An image file as input of a network, (3, H, W) float32 RGB in [0, 1]."""
     pixels = read_image(image, settings.data.white_level, settings.data.first_page)
     return to_input(pixels, settings.input_size)

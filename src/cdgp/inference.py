@@ -1,31 +1,32 @@
 """From an image to a prediction: map at the image's own size, score, decision, regions."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from cdgp import artifact
 from cdgp.data import images
 from cdgp.data.images import MIN_SIDE, no_content, to_input
+from cdgp.data.resize import resize_map
 from cdgp.errors import ImageError, ModelFileError, SettingsError
 from cdgp.files import absolute, path_of
-from cdgp.method.calibration import BALANCED, ImageCalibrator, image_score
-from cdgp.method.network import Outputs
-from cdgp.method.resize import upsample
+from cdgp.method.score import BALANCED, ImageCalibrator, image_score
 from cdgp.presets import Settings
 from cdgp.run_folder import model_file
 from cdgp.runtimes import EXPORTED, Runtime, open_exported
-from cdgp.runtimes.base import is_out_of_memory
+from cdgp.runtimes.base import Outputs, is_out_of_memory
 from cdgp.runtimes.card import Card, card_of
-from cdgp.runtimes.torch import TorchRuntime, set_threads
+
+if TYPE_CHECKING:
+    import torch
+
+    from cdgp import artifact
 
 MAX_REGIONS = 100
 """An image has at most so many regions: those with the highest peaks."""
@@ -110,7 +111,7 @@ class Detector:
         0.97
     """
 
-    def __init__(self, card: Card, runtime: Runtime, model: artifact.Model | None = None) -> None:
+    def __init__(self, card: Card, runtime: Runtime, model: "artifact.Model | None" = None) -> None:
         self.card = card
         self.runtime = runtime
         self._model = model
@@ -126,11 +127,15 @@ class Detector:
         return _load_again, (self._loaded_by, self.card.image)
 
     @classmethod
-    def of(cls, model: artifact.Model, device: torch.device | None = None) -> "Detector":
+    def of(cls, model: "artifact.Model", device: "torch.device | None" = None) -> "Detector":
         """A detector that runs in torch.
 
         Without a device it runs on the GPU where there is one, else on the processor.
         """
+        import torch  # an exported file needs neither
+
+        from cdgp.runtimes.torch import TorchRuntime
+
         device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         # A faster precision or mode is used only if training compared it with float32 on a GPU.
         checked = device.type == "cuda" and "inference" in model.provenance
@@ -138,7 +143,7 @@ class Detector:
         return cls(card_of(model), TorchRuntime(model, device, chosen), model)
 
     @property
-    def model(self) -> artifact.Model:
+    def model(self) -> "artifact.Model":
         """The trained model with its networks; ModelFileError where this runs an exported graph."""
         if self._model is None:
             raise ModelFileError("an exported model holds no networks; load model.safetensors")
@@ -236,17 +241,42 @@ class Detector:
         Raises:
             ImageError: too little memory, or no finite result.
         """
+        prepared = self.prepare(pixels, warnings, source)
+        (found,) = self.infer([prepared])
+        return self.finish(prepared, found)
+
+    def prepare(
+        self,
+        pixels: NDArray[np.float32],
+        warnings: tuple[str, ...] = (),
+        source: object = None,
+    ) -> "Prepared":
+        """The first part of ``predict_pixels``, before the network; arguments as there."""
         size = f"{pixels.shape[1]} × {pixels.shape[0]} pixels"
         name = f"an image of {size}" if source is None else f"{source} ({size})"
         with memory_errors(name):
-            nothing = no_content(pixels)
             if self.settings.tile:
-                found = self._run_tiled(pixels)
+                given = np.ascontiguousarray(pixels.transpose(2, 0, 1))
             else:
-                found = self.runtime.run(to_input(pixels, self.settings.input_size)[None])
-            check_finite(found, name)
-            native = (pixels.shape[0], pixels.shape[1])
-            surprisal = resize_map(found.surprisal[0].numpy(), native)
+                given = to_input(pixels, self.settings.input_size)
+            return Prepared(name, pixels, warnings, no_content(pixels), given)
+
+    def infer(self, images: Sequence["Prepared"]) -> list[Outputs]:
+        """The second part: the network's answer for each image, (1, h, w), as one batch."""
+        with memory_errors(", ".join(image.name for image in images)):
+            if self.settings.tile:
+                found = [self._run_tiled(image.input) for image in images]
+            else:
+                found = self.runtime.run(np.stack([image.input for image in images])).split()
+        for image, outputs in zip(images, found, strict=True):
+            check_finite(outputs, image.name)
+        return found
+
+    def finish(self, image: "Prepared", found: Outputs) -> Prediction:
+        """The last part: from the network's answer to the image's own size and the decision."""
+        with memory_errors(image.name):
+            native = (image.pixels.shape[0], image.pixels.shape[1])
+            surprisal = resize_map(found.surprisal[0], native)
             decision = self.card.decision
             # From the pooled evidence and in float64, exactly as the threshold was set.
             balanced, score = (
@@ -255,30 +285,39 @@ class Detector:
             )
             pred_score, pred_label = decision.told(balanced, score)
             return Prediction(
-                anomaly_map=resize_map(found.anomaly_map[0].numpy(), native),
+                anomaly_map=resize_map(found.anomaly_map[0], native),
                 surprisal=surprisal,
                 pred_score=pred_score,
-                pred_label=bool(nothing) or pred_label,
+                pred_label=bool(image.nothing) or pred_label,
                 regions=find_regions(surprisal, self.region_level),
                 pred_mask=surprisal > self.region_level,
-                warnings=(*warnings, nothing) if nothing else warnings,
+                warnings=(*image.warnings, image.nothing) if image.nothing else image.warnings,
                 score_kind=self.score_kind,
                 rests_on=self.rests_on,
             )
 
-    def _run_tiled(self, pixels: NDArray[np.float32]) -> Outputs:
+    def _run_tiled(self, image: NDArray[np.float32]) -> Outputs:
+        from cdgp.runtimes.torch import TorchRuntime
+
         if not isinstance(self.runtime, TorchRuntime):
             raise ModelFileError(
                 "an exported model cannot cut images into windows; load model.safetensors"
             )
-        whole = torch.from_numpy(pixels).permute(2, 0, 1)
-        return self.runtime.run_tiled(whole, self.settings.input_size)
+        return self.runtime.run_tiled(image, self.settings.input_size)
 
 
-def resize_map(values: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
-    """A map (h, w) at another (height, width), bilinear; unchanged where it has that size."""
-    found: NDArray[np.float32] = upsample(torch.from_numpy(values)[None], size)[0].numpy()
-    return found
+class Prepared(NamedTuple):
+    """An image that is read and resized, before the network."""
+
+    name: str
+    """Its path and size, for messages."""
+    pixels: NDArray[np.float32]
+    """HWC RGB in [0, 1], at its own size."""
+    warnings: tuple[str, ...]
+    nothing: str
+    """Why it holds nothing to see; empty where it does."""
+    input: NDArray[np.float32]
+    """(3, h, w), at the network's size; at its own where it is cut into windows."""
 
 
 @contextmanager
@@ -298,7 +337,7 @@ def memory_errors(image: str) -> Iterator[None]:
 
 def check_finite(found: Outputs, image: str) -> None:
     """Raise ImageError where a network's answer is no number: nothing can be told from it."""
-    odd = [name for name, part in found._asdict().items() if not bool(part.isfinite().all())]
+    odd = [name for name, part in found._asdict().items() if not np.isfinite(part).all()]
     if odd:
         raise ImageError(
             f"{image}: the model gives no finite number for it ({', '.join(odd)}), so that it can "
@@ -336,6 +375,9 @@ def load(
             card = card._replace(decision=card.decision.at(defect_rate))
         detector = Detector(card, runtime)
     else:
+        from cdgp import artifact
+        from cdgp.runtimes.torch import set_threads
+
         if threads is not None:
             set_threads(threads)
         model = artifact.load(model_file(place))

@@ -14,7 +14,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from cdgp.errors import SettingsError
 
@@ -235,8 +242,9 @@ class Settings(_Section):
     inference: InferenceSettings = InferenceSettings()
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Settings":
-        problem = size_problem(self.input_size, self.backbone.name)
+    def _consistent(self, info: ValidationInfo) -> "Settings":
+        # What a file holds was checked when it was written; to ask timm takes seconds.
+        problem = None if info.context else size_problem(self.input_size, self.backbone.name)
         if problem:
             raise ValueError(f"input_size {problem}")
         if self.tile and self.inference.mode != "eager":
@@ -380,7 +388,7 @@ def settings_from_json(text: str, source: str) -> Settings:
         values = json.loads(text)
     except ValueError as error:
         raise SettingsError(f"{source}: not valid JSON: {error}") from error
-    return _validate(merged(UNNAMED, values), source)
+    return _validate(merged(UNNAMED, values), source, stored=True)
 
 
 @functools.cache
@@ -450,9 +458,9 @@ def _preset_values(preset: Any, place: str = "") -> dict[str, Any]:
     return PRESETS[preset]
 
 
-def _validate(values: Mapping[str, Any], source: str) -> Settings:
+def _validate(values: Mapping[str, Any], source: str, stored: bool = False) -> Settings:
     try:
-        return Settings.model_validate(values)
+        return Settings.model_validate(values, context=stored)
     except ValidationError as error:
         lines = [_explain(problem) for problem in error.errors()]
         raise SettingsError(f"{source}: " + "; ".join(lines)) from None

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from cdgp.data.groups import group_numbers
 from cdgp.data.manifest import Manifest
+from cdgp.data.resize import resize_map
 from cdgp.evaluation import MapFile, odd_images, pixel_metrics, true_mask
-from cdgp.inference import resize_map
 from cdgp.metrics.ranking import image_auroc
 from cdgp.metrics.reliability import expected_calibration_error
 from cdgp.progress import Progress

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdgp.artifact import Decision, decision_of
+from cdgp.decision import Decision, decision_of
 from cdgp.errors import SettingsError
-from cdgp.method.calibration import BALANCED, ImageCalibrator, image_score
+from cdgp.method.score import BALANCED, ImageCalibrator, image_score
 
 SAME = ImageCalibrator((0.0,), (1.0,), (1.0,), 0.0)
 """Its log-odds are the pooled evidence itself."""

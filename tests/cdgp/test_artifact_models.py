@@ -16,9 +16,9 @@ from torch import Tensor
 from cdgp import artifact
 from cdgp.artifact import Model
 from cdgp.errors import ModelFileError
-from cdgp.method.calibration import ImageCalibrator
 from cdgp.method.graph import EvidenceGraph, InferenceGraph
 from cdgp.method.network import Outputs
+from cdgp.method.score import ImageCalibrator
 
 Values = dict[str, Any]
 

@@ -21,14 +21,16 @@ from torch.nn import Conv2d
 
 import cdgp
 from cdgp import artifact, export
-from cdgp.artifact import Decision, Model
+from cdgp.artifact import Model
 from cdgp.data.images import to_input
 from cdgp.data.manifest import Manifest
+from cdgp.decision import Decision
 from cdgp.errors import DataError, ModelFileError, OutputError, SettingsError
 from cdgp.export import TARGETS, TOLERANCE, ExportOptions
 from cdgp.files import digest
-from cdgp.method.calibration import fit_image_evidence, image_score
+from cdgp.method.calibration import fit_image_evidence
 from cdgp.method.graph import DominanceHead, EvidenceGraph
+from cdgp.method.score import image_score
 from cdgp.progress import Quiet
 from cdgp.runtimes import writers
 from cdgp.runtimes.torch import TorchRuntime

@@ -12,7 +12,7 @@ changed, and nothing from here reaches a model.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
+from cdgp.audit.types import Suspect
 from cdgp.data.groups import group_numbers
 from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import Manifest, WeakSample
@@ -35,22 +36,6 @@ from cdgp.progress import Progress
 FOLDS = 5
 Folds = list[tuple[NDArray[np.int64], NDArray[np.int64]]]
 """(training, judged) positions of each fold."""
-
-
-class Suspect(NamedTuple):
-    """An image with the probability that its label is wrong."""
-
-    name: str
-    path: Path
-    defective: bool
-    split: str | None
-    probability: float
-    """Of being defective, in [0, 1], by a classifier that has not seen the image."""
-
-    @property
-    def doubt(self) -> float:
-        """Probability of the other label, in [0, 1]."""
-        return 1 - self.probability if self.defective else self.probability
 
 
 def suspects(
@@ -149,7 +134,7 @@ def pooled_features(
         for sample in samples:
             data = settings.data
             pixels = read_image(sample.image, data.white_level, data.first_page)
-            batch = to_input(pixels, settings.input_size)[None].to(device)
+            batch = torch.from_numpy(to_input(pixels, settings.input_size))[None].to(device)
             levels = [level.float() for level in encoder(encoder.normalise(batch))]
             rows.append(torch.cat([
                 value[0].cpu() for level in levels

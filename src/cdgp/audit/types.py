@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from cdgp.files import printable
@@ -19,6 +20,22 @@ class Finding(NamedTuple):
     text: str
     images: tuple[tuple[str, ...], ...] = ()
     """Names as the manifest writes them; those that belong together form one tuple."""
+
+
+class Suspect(NamedTuple):
+    """An image with the probability that its label is wrong."""
+
+    name: str
+    path: Path
+    defective: bool
+    split: str | None
+    probability: float
+    """Of being defective, in [0, 1], by a classifier that has not seen the image."""
+
+    @property
+    def doubt(self) -> float:
+        """Probability of the other label, in [0, 1]."""
+        return 1 - self.probability if self.defective else self.probability
 
 
 class Shortcut(NamedTuple):

@@ -161,7 +161,7 @@ def show_run(run: "Run") -> None:
 
 def score_line(kind: str, rests_on: str) -> str:
     """What an image score is and rests on."""
-    from cdgp.artifact import GOOD_ALONE
+    from cdgp.decision import GOOD_ALONE
 
     what = "the probability of being defective"
     if kind == "p-value":

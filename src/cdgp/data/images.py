@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,8 @@ from PIL import Image
 
 from cdgp.data import colours
 from cdgp.data.decode import decode, image_errors, read_header
+from cdgp.data.resize import resize_image
 from cdgp.errors import ImageError, SettingsError
-
-if TYPE_CHECKING:
-    import torch
 
 MIN_SIDE = 8
 """The least width and height, in pixels, of an image that can be scored."""
@@ -358,7 +356,7 @@ def pixel_digest(image: NDArray[np.float32]) -> str:
     return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
 
 
-def to_input(image: NDArray[np.float32], size: tuple[int, int]) -> torch.Tensor:
+def to_input(image: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
     """The resize that training and prediction share: bilinear with antialias, the aspect not kept.
 
     Arguments:
@@ -368,12 +366,7 @@ def to_input(image: NDArray[np.float32], size: tuple[int, int]) -> torch.Tensor:
     Returns:
         CHW float32 RGB in [0, 1], of `size`.
     """
-    import torch
-    from torch.nn.functional import interpolate
-
-    batch = torch.from_numpy(np.ascontiguousarray(image, np.float32)).permute(2, 0, 1)[None]
-    resized = interpolate(batch, size=size, mode="bilinear", antialias=True)
-    return resized[0].clamp(0, 1).contiguous()
+    return resize_image(image, size).clip(0, 1)
 
 
 def _unit(values: NDArray[Any], full: float) -> NDArray[np.float32]:

@@ -16,11 +16,9 @@ from scipy.special import expit
 from torch import Tensor
 
 from cdgp.errors import TrainingError
+from cdgp.method.score import ImageCalibrator
 
 EPSILON = 1e-6
-TIED = 0.01
-"""Good images whose log-odds are nearer than this tie in a p-value. Without it the p-value would be
-a cliff between two copies of a picture, and runtimes would come down on either side."""
 """The epsilon of the branch standardisation."""
 PARETO_QUANTILE = 0.999
 """The peaks-over-threshold fit begins at this quantile of the normal pixels."""
@@ -33,8 +31,6 @@ PRIOR_INTERCEPT = -3.0
 above it are as likely defective as not."""
 PRIOR_STEPS = 2
 """Standard deviation of the doublings of the fusion weight before any label."""
-BALANCED = 0.5
-"""The defect rate that the logistic is fitted at: both classes count the same."""
 
 
 class BranchStatistics(NamedTuple):
@@ -57,41 +53,6 @@ class NormalTail(NamedTuple):
     shape: float
     scale: float
     floor: float
-
-
-class ImageCalibrator(NamedTuple):
-    """Image evidence (F entries, see ``network.pool``) to the image score.
-
-    sigmoid(sum of slope * (a - centre) / scale over the entries, + intercept) is the probability of
-    being defective, for good and defective parts in equal numbers. Where no defective image tells
-    what evidence a defect has, the score is one minus a p-value, see ``p_value``.
-    """
-
-    centre: tuple[float, ...]
-    scale: tuple[float, ...]
-    slope: tuple[float, ...]
-    intercept: float
-    notes: tuple[str, ...] = ()
-    good_groups: int = 0
-    """Number of good parts (groups) that it was fitted on; 0 where that is not known."""
-    defective_groups: int = 0
-    good_logits: tuple[float, ...] = ()
-    """Sorted log-odds of the good calibration images, where no defective image is among these."""
-
-    @property
-    def is_p_value(self) -> bool:
-        """Whether the score is one minus a p-value, and no probability."""
-        return bool(self.good_logits)
-
-    @property
-    def score_kind(self) -> str:
-        """What the score is: "probability" or "p-value"."""
-        return "p-value" if self.is_p_value else "probability"
-
-    @property
-    def rests_on_one(self) -> bool:
-        """Whether a class has a single part: then no digit of a probability is certain."""
-        return 1 in (self.good_groups, self.defective_groups)
 
 
 class Calibration(NamedTuple):
@@ -362,82 +323,6 @@ def _location_and_scale(normal: NDArray[np.float64]) -> tuple[float, float, list
             f"they were scaled by {scale:.3g} instead"
         ],
     )
-
-
-def image_logit(pooled: Tensor, calibrator: ImageCalibrator) -> Tensor:
-    """Image evidence (B, F) to the log-odds (B,) of being defective, at equal numbers of both."""
-    c = calibrator
-    entries = zip(pooled.unbind(1), c.centre, c.scale, c.slope, strict=True)
-    first, *more = (k * (a - m) / s for a, m, s, k in entries)
-    return sum(more, start=first) + c.intercept
-
-
-def rate_shift(defect_rate: float) -> float:
-    """What a defect rate adds to log-odds that refer to equal numbers: logit(rate) - logit(1/2).
-
-    Bayes' rule with another prior (Saerens, Latinne and Decaestecker, "Adjusting the outputs of a
-    classifier to new a priori probabilities", Neural Computation 14, 2002).
-    """
-    return math.log(defect_rate / (1 - defect_rate))
-
-
-def image_score(
-    pooled: Tensor, calibrator: ImageCalibrator, defect_rate: float = BALANCED
-) -> Tensor:
-    """Image evidence (B, F) to the probability of being defective, or 1 - p, in float64, (B,).
-
-    Thresholds are set and decisions made by this one path and at equal numbers of both classes, so
-    that an image whose score is the threshold stays on its good side at any defect rate. A p-value
-    does not depend on the rate.
-    """
-    logit = image_logit(pooled.double(), calibrator)
-    if calibrator.is_p_value:
-        return 1 - p_value(logit, conformal_table(calibrator.good_logits))
-    return torch.sigmoid(logit + rate_shift(defect_rate))
-
-
-class ConformalTable(NamedTuple):
-    """What a p-value is read off; of n good images."""
-
-    logits: Tensor
-    """(k,) their log-odds, sorted, each once."""
-    values: Tensor
-    """(k,) (1 + number of good images at least as odd) / (n + 1), falling."""
-    least: float
-    """1 / (n + 1)."""
-    spread: float
-    """Of the log-odds, at least 1."""
-
-
-def conformal_table(good_logits: Sequence[float]) -> ConformalTable:
-    """The table of n good images' log-odds, in float64; those that tie take the largest of them."""
-    every = np.sort(np.asarray(good_logits, np.float64))
-    ends = [every[-1]]
-    for u in every[::-1]:
-        if ends[-1] - u >= TIED:
-            ends.append(u)
-    logits = np.array(ends[::-1])
-    above = len(every) - np.searchsorted(every, logits, side="right")
-    least = 1 / (len(every) + 1)
-    values = least * (1 + np.array([len(every), *above[:-1]]))
-    spread = max(float(logits[-1] - logits[0]), 1.0)
-    return ConformalTable(torch.from_numpy(logits), torch.from_numpy(values), least, spread)
-
-
-def p_value(logit: Tensor, table: ConformalTable) -> Tensor:
-    """Conformal p-value of images' log-odds (B,), (B,) in (0, 1].
-
-    Never below (1 + number of good images at least as odd) / (n + 1), so for an image that is
-    exchangeable with the n good ones P(p <= alpha) <= alpha (Vovk, Gammerman and Shafer,
-    "Algorithmic learning in a random world", 2005). At the table's log-odds it is equal to that; in
-    between it is linear, and beyond the largest it falls towards 1 / (n + 1), so that it ranks
-    images that would tie.
-    """
-    u, p = table.logits, table.values
-    shares = ((logit[:, None] - u[:-1]) / (u[1:] - u[:-1])).clamp(0, 1)
-    inside = p[0] + (shares * (p[1:] - p[:-1])).sum(1)
-    beyond = (logit - u[-1]).clamp_min(0) / table.spread
-    return table.least + (inside - table.least) * torch.exp(-beyond)
 
 
 def final_map(P: Tensor, logit: Tensor, image_weight: float) -> Tensor:

@@ -24,22 +24,17 @@ from torch import Tensor, nn
 from cdgp.errors import TrainingError
 from cdgp.method.backbone import Encoder
 from cdgp.method.calibration import (
-    BALANCED,
     Calibration,
-    ConformalTable,
     NormalTail,
-    conformal_table,
     final_map,
     fuse,
-    image_logit,
-    p_value,
-    rate_shift,
     surprisal,
 )
 from cdgp.method.fold import fix_padding, fold_batch_norms
 from cdgp.method.gp import has_linear_forms, linear_forms
 from cdgp.method.network import Evidence, Network, Outputs, evidence_at, pool
 from cdgp.method.resize import Size, upsample
+from cdgp.method.score import BALANCED, ConformalTable, conformal_table, image_logit, rate_shift
 from cdgp.method.student import residual_map
 
 TABLE_SIZE = 2**20
@@ -142,12 +137,9 @@ class OutputGraph(nn.Module):
         self.calibration = calibration
         self.shift = rate_shift(defect_rate)
         self.table = SurprisalTable(calibration.tail)
+        self.p_value: nn.Module | None = None
         if calibration.image.is_p_value:
-            logits, values, self.least, self.spread = conformal_table(calibration.image.good_logits)
-            self.register_buffer("logits", logits.float())
-            self.register_buffer("p_values", values.float())
-        self.logits: Tensor
-        self.p_values: Tensor
+            self.p_value = PValue(conformal_table(calibration.image.good_logits))
 
     def forward(self, evidence: Evidence, size: tuple[int, int]) -> Outputs:
         """Evidence (B, h, w) to maps (B, H, W) of a size and image scores."""
@@ -155,12 +147,31 @@ class OutputGraph(nn.Module):
         U = upsample(fuse(evidence.maps_below(c.dominance_cap), c.branches, c.weights), size)
         P = self.table(U)
         logit = image_logit(pooled, c.image)
-        if c.image.is_p_value:
-            table = ConformalTable(self.logits, self.p_values, self.least, self.spread)
-            score = 1 - p_value(logit, table)
-        else:
+        if self.p_value is None:
             score = torch.sigmoid(logit + self.shift)
+        else:
+            score = 1 - self.p_value(logit)
         return Outputs(final_map(P, logit, c.image_weight), P, U, pooled, score)
+
+
+class PValue(nn.Module):
+    """``score.p_value`` in torch, for graphs."""
+
+    def __init__(self, table: ConformalTable) -> None:
+        super().__init__()
+        self.least, self.spread = table.least, table.spread
+        self.register_buffer("logits", torch.from_numpy(table.logits).float())
+        self.register_buffer("values", torch.from_numpy(table.values).float())
+        self.logits: Tensor
+        self.values: Tensor
+
+    def forward(self, logit: Tensor) -> Tensor:
+        """Log-odds (B,) to p-values (B,)."""
+        u, p = self.logits, self.values
+        shares = ((logit[:, None] - u[:-1]) / (u[1:] - u[:-1])).clamp(0, 1)
+        inside = p[0] + (shares * (p[1:] - p[:-1])).sum(1)
+        beyond = (logit - u[-1]).clamp_min(0) / self.spread
+        return self.least + (inside - self.least) * torch.exp(-beyond)
 
 
 class Encoders(nn.Module):

@@ -13,14 +13,13 @@ from cdgp.method.calibration import (
     Calibration,
     final_map,
     fuse,
-    image_logit,
-    image_score,
     surprisal,
 )
 from cdgp.method.distance import NormalDistance
 from cdgp.method.gp import DualGP
 from cdgp.method.losses import log_mean_exp, top_mean
 from cdgp.method.resize import upsample
+from cdgp.method.score import image_logit, image_score
 from cdgp.method.student import ReverseStudent, residual_map, residuals
 from cdgp.method.tokens import TokenProjection
 
@@ -205,5 +204,5 @@ def calibrated(evidence: Evidence, calibration: Calibration, size: tuple[int, in
     P = surprisal(U, calibration.tail)
     logit = image_logit(evidence.pooled, calibration.image)
     S = final_map(P, logit, calibration.image_weight)
-    score = image_score(evidence.pooled, calibration.image).float()
+    score = torch.from_numpy(image_score(evidence.pooled.cpu(), calibration.image)).to(P)
     return Outputs(S, P, U, evidence.pooled, score)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cdgp.audit.suspects import Suspect
+from cdgp.audit.types import Suspect
 from cdgp.data.images import reason
 from cdgp.errors import ImageError
 from cdgp.evaluation import ScoredImage

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from cdgp.artifact import GOOD_ALONE
-from cdgp.audit.suspects import Suspect
+from cdgp.audit.types import Suspect
+from cdgp.decision import GOOD_ALONE
 from cdgp.evaluation import ScoredImage, interval_text, value_text
 from cdgp.files import IN_PAGE, printable, visible, write_text
 from cdgp.inference import Detector

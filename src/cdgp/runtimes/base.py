@@ -9,18 +9,17 @@ import tempfile
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cdgp.errors import ModelFileError, SettingsError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from cdgp.method.network import Outputs
 
 INPUT = "images"
 OUTPUT_RANKS = {"anomaly_map": 3, "surprisal": 3, "fused": 3, "pooled": 2, "pred_score": 1}
 """The outputs of a graph, in their order, with their numbers of dimensions."""
+Array = NDArray[np.float32]
 Shape = tuple[int | None, ...]
 """Lengths of the dimensions; None where one is free."""
 OUT_OF_MEMORY = re.compile(
@@ -29,13 +28,32 @@ OUT_OF_MEMORY = re.compile(
 """What torch, onnxruntime and OpenVINO say, under error classes of many kinds."""
 
 
+class Outputs(NamedTuple):
+    """What a graph gives for images (B, 3, H, W); ``method.network.Outputs`` as arrays."""
+
+    anomaly_map: Array
+    """(B, H, W), in nats."""
+    surprisal: Array
+    """(B, H, W), in nats."""
+    fused: Array
+    """(B, H, W), in standard deviations of the normal branches."""
+    pooled: Array
+    """(B, F) image evidence."""
+    pred_score: Array
+    """(B,), at the defect rate of the graph."""
+
+    def split(self) -> "list[Outputs]":
+        """Of each image by itself, (1, H, W)."""
+        return [Outputs(*(part[i : i + 1] for part in self)) for i in range(len(self.pred_score))]
+
+
 class Runtime(Protocol):
     """Something that runs the inference graph."""
 
     name: str
 
-    def run(self, images: "Tensor") -> "Outputs":
-        """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores, all on the CPU."""
+    def run(self, images: Array) -> Outputs:
+        """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores."""
         ...
 
 

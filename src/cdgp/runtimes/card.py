@@ -4,19 +4,15 @@ import base64
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cdgp.artifact import (
-    SEEN_BYTES,
-    Decision,
-    Model,
-    decision_of,
-    image_calibrator_of,
-    object_of,
-)
+from cdgp.decision import SEEN_BYTES, Decision, decision_of, image_calibrator_of, object_of
 from cdgp.errors import CdgpError, ModelFileError
-from cdgp.method.calibration import ImageCalibrator
+from cdgp.method.score import ImageCalibrator
 from cdgp.presets import Settings, settings_from_json
+
+if TYPE_CHECKING:  # the model holds networks, and this is read where there is no torch
+    from cdgp.artifact import Model
 
 FORMAT = "cdgp-export"
 VERSION = 3
@@ -40,7 +36,7 @@ class Card(NamedTuple):
     """The rows of ``artifact.Model.seen``: digests of the images that the model was trained on."""
 
 
-def card_of(model: Model) -> Card:
+def card_of(model: "Model") -> Card:
     """The card of a model that runs in torch."""
     tail = model.calibration.tail
     return Card(

@@ -2,12 +2,18 @@
 
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from cdgp.errors import ModelFileError
-from cdgp.method.network import Outputs
-from cdgp.runtimes.base import INPUT, Shape, outlive_forks, require_package, source_name
+from cdgp.runtimes.base import (
+    INPUT,
+    Array,
+    Outputs,
+    Shape,
+    outlive_forks,
+    require_package,
+    source_name,
+)
 from cdgp.runtimes.sealed import Exported
 
 
@@ -47,10 +53,10 @@ class OnnxRuntime:
         inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
         return _signature(inputs), _signature(outputs)
 
-    def run(self, images: Tensor) -> Outputs:
+    def run(self, images: Array) -> Outputs:
         """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores."""
-        arrays = self.session.run(list(Outputs._fields), {INPUT: images.contiguous().numpy()})
-        return Outputs(*(torch.from_numpy(array) for array in arrays))
+        given = {INPUT: np.ascontiguousarray(images)}
+        return Outputs(*self.session.run(list(Outputs._fields), given))
 
 
 def _signature(arguments: Any) -> dict[str, tuple[str, Shape]]:

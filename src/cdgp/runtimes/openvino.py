@@ -4,12 +4,17 @@ import os
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from cdgp.errors import ModelFileError, SettingsError
-from cdgp.method.network import Outputs
-from cdgp.runtimes.base import INPUT, Shape, outlive_forks, require_package, source_name
+from cdgp.runtimes.base import (
+    INPUT,
+    Array,
+    Outputs,
+    Shape,
+    outlive_forks,
+    require_package,
+    source_name,
+)
 from cdgp.runtimes.sealed import Exported
 
 
@@ -51,7 +56,7 @@ class OpenVinoRuntime:
         """(type, shape) of the inputs and of the outputs, by name."""
         return _signature(self.model.inputs), _signature(self.model.outputs)
 
-    def run(self, images: Tensor) -> Outputs:
+    def run(self, images: Array) -> Outputs:
         """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores.
 
         Raises:
@@ -70,8 +75,8 @@ class OpenVinoRuntime:
         finally:
             self._running.remove(process)
 
-    def _infer(self, images: Tensor) -> Outputs:
-        array = images.contiguous().numpy()
+    def _infer(self, images: Array) -> Outputs:
+        array = np.ascontiguousarray(images)
         shape = require_package("openvino").PartialShape(list(array.shape))
         plan = self.plan  # another thread may replace it meanwhile
         if plan.shape != shape:
@@ -81,7 +86,7 @@ class OpenVinoRuntime:
         except IndexError:
             request = plan.compiled.create_infer_request()
         results = request.infer({INPUT: array}, share_inputs=True)
-        outputs = Outputs(*(torch.from_numpy(np.array(results[name])) for name in Outputs._fields))
+        outputs = Outputs(*(np.array(results[name]) for name in Outputs._fields))
         plan.idle.append(request)
         return outputs
 

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from cdgp.artifact import Model
-from cdgp.method.calibration import image_score
-from cdgp.method.network import Outputs
-from cdgp.runtimes.base import Runtime
+from cdgp.method.score import image_score
+from cdgp.runtimes.base import Array, Outputs, Runtime
 
 COMPARED = ("fused", "pooled", "pred_score", "surprisal")
 
@@ -62,7 +61,7 @@ class Parity:
 def compare(
     reference: Runtime,
     runtime: Runtime,
-    inputs: Iterable[Tensor],
+    inputs: Iterable[Array],
     model: Model,
     batches: Sequence[int],
     advance: Callable[[], object] | None = None,
@@ -87,8 +86,8 @@ def compare(
             difference = _largest_difference(getattr(outputs, name), getattr(expected, name))
             largest[name] = max(largest[name], difference)
         ranks = _ranks(outputs.surprisal, normals)
-        differ = ranks.sub_(_ranks(expected.surprisal, normals)).abs_() > 1
-        off, pixels = off + int(differ.sum()), pixels + differ.numel()
+        ranks -= _ranks(expected.surprisal, normals)
+        off, pixels = off + int((np.abs(ranks) > 1).sum()), pixels + ranks.size
         image = model.calibration.image
         both = (image_score(o.pooled, image).tolist() for o in (expected, outputs))
         for position, (a, b) in enumerate(zip(*both, strict=True), start=first):
@@ -108,7 +107,7 @@ def compare(
 
 
 def _batches(
-    reference: Runtime, runtime: Runtime, inputs: Iterable[Tensor], sizes: Sequence[int]
+    reference: Runtime, runtime: Runtime, inputs: Iterable[Array], sizes: Sequence[int]
 ) -> Iterator[tuple[int, Outputs, Outputs]]:
     """(position of the first image, outputs of the reference, of the runtime), batch by batch."""
     unread, done = iter(inputs), 0
@@ -117,16 +116,16 @@ def _batches(
         for size in sizes:
             for first in range(0, len(images), size):
                 part = slice(first, first + size)
-                expected = Outputs(*map(torch.cat, zip(*alone[part], strict=True)))
-                yield done + first, expected, runtime.run(torch.stack(images[part]))
+                expected = Outputs(*map(np.concatenate, zip(*alone[part], strict=True)))
+                yield done + first, expected, runtime.run(np.stack(images[part]))
         done += len(images)
 
 
-def _largest_difference(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max().nan_to_num(math.inf, math.inf))
+def _largest_difference(a: Array, b: Array) -> float:
+    return float(np.nan_to_num(np.abs(a - b).max(), nan=math.inf))
 
 
-def _ranks(surprisal: Tensor, normals: int) -> Tensor:
+def _ranks(surprisal: Array, normals: int) -> NDArray[np.float64]:
     """Ranks among the normal scores, as whole numbers; the surprisal is linear between them."""
-    probability = surprisal.to(torch.float64, copy=True).neg_().exp_()
-    return probability.mul_(normals + 1).round_()
+    found: NDArray[np.float64] = np.rint(np.exp(-surprisal.astype(np.float64)) * (normals + 1))
+    return found

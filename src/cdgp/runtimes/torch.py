@@ -12,10 +12,11 @@ from torch import Tensor
 from cdgp.artifact import Model
 from cdgp.errors import SettingsError
 from cdgp.method.graph import EvidenceGraph, InferenceGraph
-from cdgp.method.network import Outputs
+from cdgp.method.network import Outputs as Tensors
 from cdgp.method.resize import Size
 from cdgp.method.tiles import outputs_of, tiled_evidence
 from cdgp.presets import InferenceSettings
+from cdgp.runtimes.base import Array, Outputs
 
 _PROCESS = os.getpid()
 
@@ -37,7 +38,7 @@ class _Recording(NamedTuple):
 
     graph: torch.cuda.CUDAGraph
     images: Tensor
-    outputs: Outputs
+    outputs: Tensors
 
 
 class TorchRuntime:
@@ -57,7 +58,7 @@ class TorchRuntime:
         evidence = EvidenceGraph(model.network, precision)
         self.graph = InferenceGraph(evidence, model.calibration, model.decision.defect_rate)
         self.graph.to(device)
-        self._run: Callable[[Tensor], Outputs] = self.graph
+        self._run: Callable[[Tensor], Tensors] = self.graph
         if self.inference.mode == "compiled":
             self._run = torch.compile(self.graph)
         self._recordings: dict[torch.Size, _Recording] = {}
@@ -65,25 +66,26 @@ class TorchRuntime:
         self._process = os.getpid()
 
     @torch.inference_mode()
-    def run(self, images: Tensor) -> Outputs:
-        """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores, all on the CPU.
+    def run(self, images: Array) -> Outputs:
+        """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores.
 
         Raises:
             SettingsError: a GPU, in a process that was forked after this was made.
         """
         self._check_process()
-        images = images.to(self.device).contiguous(memory_format=torch.channels_last)
+        given = torch.from_numpy(images).to(self.device)
+        given = given.contiguous(memory_format=torch.channels_last)
         if self.inference.mode == "graph" and self.device.type == "cuda":
             with self._recording:  # its memory holds one input, and one result until it is copied
-                return on_cpu(self._replay(images))
-        return on_cpu(self._run(images))
+                return arrays(self._replay(given))
+        return arrays(self._run(given))
 
     @torch.inference_mode()
-    def run_tiled(self, image: Tensor, window: Size) -> Outputs:
+    def run_tiled(self, image: Array, window: Size) -> Outputs:
         """(3, H, W) float32 RGB in [0, 1] of any size to maps of that size, by windows (h, w)."""
         self._check_process()
-        evidence = tiled_evidence(self.graph.evidence, image, window)
-        return outputs_of(self.graph, evidence, (image.shape[1], image.shape[2]))
+        evidence = tiled_evidence(self.graph.evidence, torch.from_numpy(image), window)
+        return arrays(outputs_of(self.graph, evidence, (image.shape[1], image.shape[2])))
 
     def _check_process(self) -> None:
         if self.device.type == "cuda" and self._process != os.getpid():
@@ -92,7 +94,7 @@ class TorchRuntime:
                 "in the child, or start processes by spawn"
             )
 
-    def _replay(self, images: Tensor) -> Outputs:
+    def _replay(self, images: Tensor) -> Tensors:
         """Run by a CUDA graph, which is recorded once for each shape of input."""
         if images.shape not in self._recordings:
             self._recordings[images.shape] = self._record(images)
@@ -115,9 +117,9 @@ class TorchRuntime:
         return _Recording(graph, kept, outputs)
 
 
-def on_cpu(outputs: Outputs) -> Outputs:
-    """Copies in float32 where they are not on the CPU already."""
-    return Outputs(*(part.float().cpu() for part in outputs))
+def arrays(outputs: Tensors) -> Outputs:
+    """As arrays, in float32."""
+    return Outputs(*(part.float().cpu().numpy() for part in outputs))
 
 
 @dataclass
@@ -128,7 +130,7 @@ class TiledRuntime:
     window: Size
     name = "torch"
 
-    def run(self, images: Tensor) -> Outputs:
-        """(1, 3, H, W) float32 RGB in [0, 1] of any size to maps and scores, all on the CPU."""
+    def run(self, images: Array) -> Outputs:
+        """(1, 3, H, W) float32 RGB in [0, 1] of any size to maps and scores."""
         (image,) = images
         return self.runtime.run_tiled(image, self.window)

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from cdgp.errors import ModelFileError, OutputError
 from cdgp.files import atomic_write
 from cdgp.method.graph import InferenceGraph
 from cdgp.method.network import Outputs
 from cdgp.progress import Progress
-from cdgp.runtimes.base import INPUT, require_package
+from cdgp.runtimes.base import INPUT, Array, require_package
 from cdgp.runtimes.card import FORMAT
 from cdgp.runtimes.sealed import SEAL, UNSEALED, sealed
 
@@ -79,7 +78,7 @@ def to_openvino(proto: Any, opset: int) -> Any:
 
 
 def quantised(
-    network: Any, images: Sequence[T], read: Callable[[T], Tensor], progress: Progress
+    network: Any, images: Sequence[T], read: Callable[[T], Array], progress: Progress
 ) -> Any:
     """An ``openvino.Model`` with its encoders and student in 8 bits, ranges set by real images.
 
@@ -103,7 +102,7 @@ def quantised(
 
         def batch_of_one(image: T) -> Any:
             advance()
-            return read(image)[None].numpy()
+            return read(image)[None]
 
         dataset = nncf.Dataset(images, batch_of_one)
         return nncf.quantize(network, dataset, subset_size=len(images), ignored_scope=in_float32)

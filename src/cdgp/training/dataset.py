@@ -37,7 +37,7 @@ class InputCache:
         if self.tile:
             found = torch.from_numpy(pixels).permute(2, 0, 1)
         else:
-            found = to_input(pixels, self.size)
+            found = torch.from_numpy(to_input(pixels, self.size))
         if found.nbytes <= self._room:
             self._room -= found.nbytes
             self._kept[path] = found

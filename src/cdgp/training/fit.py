@@ -6,18 +6,21 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from cdgp.artifact import GOOD_ALONE, Decision, Model
+from cdgp.artifact import Model
 from cdgp.audit.types import count
 from cdgp.data.manifest import WeakSplit
 from cdgp.data.splits import CLASSES
+from cdgp.decision import GOOD_ALONE, Decision
 from cdgp.errors import SettingsError, TrainingError
 from cdgp.method.build import assemble
-from cdgp.method.calibration import Calibration, ImageCalibrator, image_score
+from cdgp.method.calibration import Calibration
 from cdgp.method.gp import DualGP
 from cdgp.method.graph import EvidenceGraph, SurprisalTable, check_table
 from cdgp.method.network import Network
+from cdgp.method.score import ImageCalibrator, image_score
 from cdgp.metrics.reliability import false_reject_threshold
 from cdgp.presets import DecisionSettings, InferenceSettings, Settings
 from cdgp.runtimes import Runtime
@@ -126,7 +129,8 @@ def check_inference(fast: TorchRuntime, model: Model, dataset: WeakDataset) -> d
     runtimes: tuple[Runtime, Runtime] = (plain, fast)
     if dataset.tile:
         runtimes = (TiledRuntime(plain, dataset.size), TiledRuntime(fast, dataset.size))
-    parity = compare(*runtimes, map(dataset.input, range(len(dataset))), model, batches=(1,))
+    inputs = (dataset.input(i).numpy() for i in range(len(dataset)))
+    parity = compare(*runtimes, inputs, model, batches=(1,))
     # A bound on false rejects sets the threshold to the score of one of these images.
     limit = model.decision.balanced
     near = [abs(score - limit) <= MOST_MOVED for score in parity.expected_scores]
@@ -241,7 +245,7 @@ def threshold_of(
     )
 
 
-def _p_value_limit(scores: Tensor, p_value: float) -> Decision:
+def _p_value_limit(scores: NDArray[np.float64], p_value: float) -> Decision:
     """The threshold on one minus a p-value, from the scores of the good calibration images."""
     most, images = float(scores.max()), count(len(scores), "good calibration image")
     if most < 1 - p_value:

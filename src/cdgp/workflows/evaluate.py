@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdgp import run_folder
-from cdgp.artifact import digests
 from cdgp.data import layouts
 from cdgp.data.groups import group_numbers
 from cdgp.data.manifest import Manifest, Sample
 from cdgp.data.scan import digested
 from cdgp.data.splits import check_leaks
+from cdgp.decision import digests
 from cdgp.errors import ImageError
 from cdgp.evaluation import (
     MapFile,
@@ -123,13 +123,11 @@ def _data_set(
         check_leaks(manifest)
     samples = test or manifest.samples
     older = run_folder.trained_on(model, run_id)
-    known = detector.card.seen | {bytes(row) for row in digests(older).tolist()}
+    known = detector.card.seen | digests(older)
     seen = [
         manifest.name(sample.image)
         for sample in samples
-        if not known.isdisjoint(
-            bytes(row) for row in digests((sample.sha256, sample.pixel_sha256)).tolist()
-        )
+        if not known.isdisjoint(digests((sample.sha256, sample.pixel_sha256)))
     ]
     computed_on = f"{len(samples)} {'test images' if test else 'images'} of {source}"
     if seen:  # before the long work, so that it can be stopped

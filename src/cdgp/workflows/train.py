@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from cdgp import artifact, run_folder
 from cdgp.audit.duplicates import grouped
 from cdgp.audit.findings import Audit, audit
-from cdgp.audit.suspects import Suspect, suspects, write_suspects
+from cdgp.audit.suspects import suspects, write_suspects
+from cdgp.audit.types import Suspect
 from cdgp.data import layouts
 from cdgp.data.manifest import Manifest, WeakSplit
 from cdgp.data.scan import check_readable, scan
@@ -137,7 +138,7 @@ def _with_seen(model: artifact.Model, manifest: Manifest) -> artifact.Model:
     """The model with the digests of the images that it was trained and calibrated on."""
     samples = manifest.of("train")
     known = [text for sample in samples for text in (sample.sha256, sample.pixel_sha256)]
-    return model._replace(seen=artifact.digests(known))
+    return model._replace(seen=artifact.seen_rows(known))
 
 
 def prepare_manifest(

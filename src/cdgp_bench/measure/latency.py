@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.flop_counter import FlopCounterMode
 
 from cdgp.data.images import to_input
+from cdgp.data.resize import resize_map
 from cdgp.inference import Detector, find_regions, load
-from cdgp.method.resize import upsample
 from cdgp.progress import Progress
 from cdgp.runtimes.torch import TorchRuntime
 from cdgp_bench.figures import new_figure, save_figure
@@ -74,10 +75,11 @@ class _Model:
         self.detector = load(path, threads)
         self.device = getattr(self.detector.runtime, "device", torch.device("cpu"))
         self.inputs = {
-            b: torch.rand(b, 3, *self.detector.settings.input_size,
-                          generator=torch.Generator().manual_seed(b))
+            b: np.random.default_rng(b).random(
+                (b, 3, *self.detector.settings.input_size), np.float32
+            )
             for b in BATCHES
-        }  # fmt: skip
+        }
         harness.reset_peak_memory(self.device)
         self.run(1)  # the first one plans and takes its memory
 
@@ -109,7 +111,7 @@ def precision_of(detector: Detector) -> str:
 
 
 @torch.inference_mode()
-def stages(detector: Detector, images: torch.Tensor, runs: int) -> dict[str, Any]:
+def stages(detector: Detector, batch: NDArray[np.float32], runs: int) -> dict[str, Any]:
     """Parameters, multiply-adds and the time of each stage, where torch runs the model.
 
     The last three stages are of an image of 1024 × 768 pixels, with one region of a fortieth of
@@ -120,7 +122,7 @@ def stages(detector: Detector, images: torch.Tensor, runs: int) -> dict[str, Any
         return {}
     graph, device = runtime.graph, runtime.device
     head, distance = graph.evidence.head, graph.evidence.distance
-    images = images.to(device).contiguous(memory_format=torch.channels_last)
+    images = torch.from_numpy(batch).to(device).contiguous(memory_format=torch.channels_last)
     with FlopCounterMode(display=False) as counter:
         graph(images)
     tuned, frozen = graph.evidence.encoders(images)
@@ -129,7 +131,7 @@ def stages(detector: Detector, images: torch.Tensor, runs: int) -> dict[str, Any
     size = detector.settings.input_size
 
     image = np.random.default_rng(0).random((768, 1024, 3), dtype=np.float32)
-    found = runtime.run(images)
+    found = runtime.run(batch)
     native = np.zeros((768, 1024), np.float32)
     native[300:400, 400:600] = detector.region_level + 1
     work: dict[str, Callable[[], object]] = {
@@ -141,7 +143,7 @@ def stages(detector: Detector, images: torch.Tensor, runs: int) -> dict[str, Any
         "fusion and surprisal": lambda: graph.outputs(evidence, size),
         "input from image": lambda: to_input(image, size),
         "maps to image": lambda: [
-            upsample(m, (768, 1024)) for m in (found.anomaly_map, found.surprisal)
+            resize_map(m[0], (768, 1024)) for m in (found.anomaly_map, found.surprisal)
         ],
         "regions": lambda: find_regions(native, detector.region_level),
     }

@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
-from torch import Tensor
 
 from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import WeakSplit
 from cdgp.files import atomic_write, write_text
-from cdgp.method.calibration import BALANCED, Calibration, image_score
+from cdgp.method.calibration import Calibration
 from cdgp.method.graph import EvidenceGraph, InferenceGraph, OutputGraph
 from cdgp.method.network import Evidence
+from cdgp.method.score import BALANCED, image_score
 from cdgp.presets import Settings
 from cdgp.progress import Progress
 from cdgp.training.calibrate import CalibrationEvidence, fit_calibration
@@ -140,7 +140,7 @@ def write_evidence(
         store: NDArray[np.float32] | None = None
         for index, path in enumerate(paths):
             image = read_image(path, settings.data.white_level, settings.data.first_page)
-            batch = to_input(image, settings.input_size)[None].to(device)
+            batch = torch.from_numpy(to_input(image, settings.input_size))[None].to(device)
             found = graph(batch.contiguous(memory_format=torch.channels_last))
             values = torch.cat([m for m in found.maps if m is not None]).cpu()
             if store is None:
@@ -253,7 +253,7 @@ def decompose(
     found = calibrate(data, settings, checkpoints, progress)
     network = found.trained().network
     device = next(network.parameters()).device
-    batch: Tensor = to_input(image, settings.input_size)[None].to(device)
+    batch = torch.from_numpy(to_input(image, settings.input_size))[None].to(device)
     graph = InferenceGraph(EvidenceGraph(network), found.calibration).to(device)
     with torch.inference_mode():
         normal, anomaly = network.means(batch)

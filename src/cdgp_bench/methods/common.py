@@ -74,7 +74,8 @@ def fitted_network(
     def score(paths: Sequence[Path]) -> Iterator[Scored]:
         for path in paths:
             image = read_image(path, settings.data.white_level, settings.data.first_page)
-            values, image_score = predict(to_input(image, settings.input_size)[None].to(device))
+            batch = torch.from_numpy(to_input(image, settings.input_size))[None].to(device)
+            values, image_score = predict(batch)
             yield Scored((image.shape[0], image.shape[1]), values, image_score)
 
     return Fitted(score, seconds, probability, facts, lambda: Pipeline(network, predict))

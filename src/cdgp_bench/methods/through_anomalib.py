@@ -113,7 +113,7 @@ def rows(samples: Sequence[WeakSample], settings: Settings, folder: Path) -> dic
 def eight_bit(path: Path, settings: Settings) -> Tensor:
     """(3, H, W) uint8 RGB of one image at the input size."""
     pixels = read_image(path, settings.data.white_level, settings.data.first_page)
-    image = to_input(pixels, settings.input_size)
+    image = torch.from_numpy(to_input(pixels, settings.input_size))
     return image.mul(255).round().to(torch.uint8)
 
 

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from cdgp.data.images import read_image, to_input
 from cdgp.data.layouts import load
 from cdgp.data.manifest import Manifest, WeakSample
+from cdgp.data.resize import resize_map
 from cdgp.data.scan import digested
-from cdgp.inference import resize_map
 from cdgp.method.build import assemble
 from cdgp.method.graph import EvidenceGraph, OutputGraph
 from cdgp.method.network import Evidence, reconstruction_residual
@@ -277,7 +277,7 @@ def evidence_of(
     graph: EvidenceGraph, image: NDArray[np.float32], size: tuple[int, int]
 ) -> Evidence:
     """The evidence of one image."""
-    batch = to_input(image, size)[None].to(next(graph.parameters()).device)
+    batch = torch.from_numpy(to_input(image, size))[None].to(next(graph.parameters()).device)
     found: Evidence = graph(batch.contiguous(memory_format=torch.channels_last))
     return found.on_cpu()
 
@@ -316,7 +316,8 @@ def residuals_of(
     with torch.inference_mode(False):
         teacher, student, _ = screening.student(settings)
     device = next(teacher.parameters()).device
-    inputs = (to_input(image, settings.input_size)[None].to(device) for image in images)
+    size = settings.input_size
+    inputs = (torch.from_numpy(to_input(image, size))[None].to(device) for image in images)
     return [reconstruction_residual(teacher, student, i)[0].cpu().numpy() for i in inputs]
 
 

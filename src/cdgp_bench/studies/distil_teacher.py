@@ -142,7 +142,8 @@ def trained(
 def inputs(path: Path, settings: Settings) -> tuple[Tensor, Tensor]:
     """One image for the teacher and, twice as large, for the backbone; CHW RGB in [0, 1]."""
     pixels = read_image(path, settings.data.white_level, settings.data.first_page)
-    return to_input(pixels, (SIDE, SIDE)), to_input(pixels, (2 * SIDE, 2 * SIDE))
+    small, large = (torch.from_numpy(to_input(pixels, (n, n))) for n in (SIDE, 2 * SIDE))
+    return small, large
 
 
 class PatchFeatures(nn.Module):

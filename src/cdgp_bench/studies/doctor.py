@@ -89,7 +89,7 @@ def correlated(manifest: Manifest) -> set[tuple[str, str]]:
     small = []
     for sample in manifest.samples:
         image = read_image(sample.image, DATA.white_level)
-        values = to_input(image, (THUMBNAIL, THUMBNAIL)).mean(0).numpy()
+        values = to_input(image, (THUMBNAIL, THUMBNAIL)).mean(0)
         small.append((values - values.mean()).ravel())
     matrix = np.corrcoef(np.array(small))
     names = [manifest.name(s.image) for s in manifest.samples]

@@ -72,7 +72,7 @@ def make_inputs(folder: Path) -> None:
     train_run(made, folder / "run", chosen)
     path = next(s for s in made.samples if s.defective).image
     image = to_input(read_image(path, chosen.data.white_level), SIZE)
-    np.save(folder / "input.npy", image[None].numpy())
+    np.save(folder / "input.npy", image[None])
 
 
 def build(name: str, folder: Path, images: int) -> "tuple[nn.Module, dict[str, Any]]":

@@ -34,10 +34,11 @@ from torch import Tensor, nn
 from cdgp.files import write_text
 from cdgp.method.backbone import Encoder
 from cdgp.method.build import assemble, new_pair, new_projection, new_student
-from cdgp.method.calibration import BranchStatistics, Calibration, ImageCalibrator, NormalTail
+from cdgp.method.calibration import BranchStatistics, Calibration, NormalTail
 from cdgp.method.distance import NormalDistance, fit_distance
 from cdgp.method.fold import fix_padding, fold_batch_norms
 from cdgp.method.graph import Encoders, EvidenceGraph, InferenceGraph
+from cdgp.method.score import ImageCalibrator
 from cdgp.presets import Settings, settings
 from cdgp.runtimes.base import require_package
 from cdgp.runtimes.onnx import OnnxRuntime

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from cdgp.data.images import read_image
 from cdgp.data.manifest import Sample
+from cdgp.data.resize import resize_map
 from cdgp.errors import CdgpError
-from cdgp.inference import resize_map
 from cdgp.presets import DataSettings
 from cdgp.progress import Bars
 from cdgp.run_folder import lock

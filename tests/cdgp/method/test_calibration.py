@@ -15,18 +15,17 @@ from cdgp.method.calibration import (
     EPSILON,
     PARETO_QUANTILE,
     BranchStatistics,
-    ImageCalibrator,
     branch_weights,
     final_map,
     fit_image_calibrator,
     fit_tail,
     fuse,
-    image_logit,
     log_tail_probability,
     standardise,
     surprisal,
 )
 from cdgp.method.resize import upsample
+from cdgp.method.score import ImageCalibrator, image_logit
 
 FLOOR = 16.0
 Scores = NDArray[np.float64]

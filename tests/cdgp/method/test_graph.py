@@ -25,15 +25,7 @@ from torch.nn import functional
 
 from cdgp.errors import TrainingError
 from cdgp.method.backbone import Encoder, load_weights
-from cdgp.method.calibration import (
-    BranchStatistics,
-    Calibration,
-    ImageCalibrator,
-    NormalTail,
-    fit_tail,
-    image_score,
-    surprisal,
-)
+from cdgp.method.calibration import BranchStatistics, Calibration, NormalTail, fit_tail, surprisal
 from cdgp.method.fold import fix_padding, fold_batch_norms
 from cdgp.method.gp import DualGP
 from cdgp.method.graph import (
@@ -51,6 +43,7 @@ from cdgp.method.graph import (
 from cdgp.method.kernels import linear, spherical_rbf
 from cdgp.method.network import Evidence, Network, calibrated
 from cdgp.method.resize import upsample_matmul
+from cdgp.method.score import ImageCalibrator, image_score
 from cdgp.method.student import ReverseStudent
 from cdgp.method.tokens import TokenProjection
 from cdgp.presets import InferenceSettings

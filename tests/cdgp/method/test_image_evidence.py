@@ -11,16 +11,8 @@ from scipy import optimize, stats
 from sklearn.linear_model import LogisticRegression
 
 from cdgp.errors import TrainingError
-from cdgp.method.calibration import (
-    PRIOR_INTERCEPT,
-    ImageCalibrator,
-    conformal_table,
-    fit_image_evidence,
-    image_logit,
-    image_score,
-    p_value,
-    prior_slopes,
-)
+from cdgp.method.calibration import PRIOR_INTERCEPT, fit_image_evidence, prior_slopes
+from cdgp.method.score import ImageCalibrator, conformal_table, image_logit, image_score, p_value
 
 Array = NDArray[np.float64]
 KINDS = [(1, False), (2, False), (2, True), (3, True)]

@@ -26,8 +26,8 @@ from cdgp.inference import Detector, load
 from cdgp.method import tiles
 from cdgp.method.backbone import STRIDES
 from cdgp.method.build import new_pair, new_projection, pretrained_encoder, seeded
-from cdgp.method.calibration import image_score
 from cdgp.method.network import Evidence
+from cdgp.method.score import image_score
 from cdgp.metrics.ranking import Measure
 from cdgp.presets import Settings, settings_from_json
 from cdgp.progress import Quiet

@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 from torch import Tensor
 
-from cdgp.artifact import Decision
+from cdgp.decision import Decision
 from cdgp.evaluation import ScoredImage
 from cdgp.inference import Detector, Prediction, Region, find_regions
-from cdgp.method.calibration import ImageCalibrator
 from cdgp.method.network import Outputs
+from cdgp.method.score import ImageCalibrator
 from cdgp.presets import settings
 from cdgp.runtimes.card import Card
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from tests.cdgp.report.stubs import ROWS, StubDetector, on_disk, row
 
-from cdgp.audit.suspects import Suspect
+from cdgp.audit.types import Suspect
 from cdgp.evaluation import ScoredImage
 from cdgp.inference import Region
 from cdgp.report.galleries import SELECTIONS, SHOWN, Thumbnails, galleries, suspect_galleries

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from cdgp.artifact import Decision, Model
+from cdgp.artifact import Model
+from cdgp.decision import Decision
 from cdgp.errors import ModelFileError, TrainingError
 from cdgp.export import BATCHES, check_parity
-from cdgp.method.calibration import ImageCalibrator
 from cdgp.method.network import Outputs
+from cdgp.method.score import ImageCalibrator
 from cdgp.runtimes.parity import Parity, compare
 from cdgp.runtimes.torch import TiledRuntime, TorchRuntime
 from cdgp.training.dataset import InputCache, WeakDataset

@@ -10,8 +10,9 @@ from tests.helpers import digested, divided, noise_image, tiny_settings
 
 from cdgp.data.manifest import Manifest, Sample, WeakSample, WeakSplit
 from cdgp.errors import SettingsError
-from cdgp.method.calibration import Calibration, ImageCalibrator, image_score
+from cdgp.method.calibration import Calibration
 from cdgp.method.network import Evidence
+from cdgp.method.score import ImageCalibrator, image_score
 from cdgp.presets import DecisionSettings
 from cdgp.training.calibrate import CalibrationEvidence
 from cdgp.training.fit import WITHOUT_CALIBRATION, check_calibration, decide, with_groups

@@ -8,18 +8,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from cdgp.artifact import Decision, decision_of
 from cdgp.data.manifest import WeakSample, WeakSplit
+from cdgp.decision import Decision, decision_of
 from cdgp.errors import SettingsError
-from cdgp.method.calibration import (
-    TIED,
-    BranchStatistics,
-    Calibration,
-    fit_image_evidence,
-    fit_tail,
-    image_score,
-)
+from cdgp.method.calibration import BranchStatistics, Calibration, fit_image_evidence, fit_tail
 from cdgp.method.network import Evidence
+from cdgp.method.score import TIED, image_score
 from cdgp.presets import DecisionSettings
 from cdgp.training.calibrate import CalibrationEvidence
 from cdgp.training.fit import decide, rests_on, with_groups

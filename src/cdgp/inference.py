@@ -353,8 +353,9 @@ def load(
     Args:
         path: ``model.safetensors``, a run's folder, or what ``cdgp export`` wrote (``.onnx``, or
             ``.xml`` with its ``.bin``).
-        threads: number that the runtime may use; its own choice where None. In torch this holds
-            for the whole process, and a forked process has one.
+        threads: number that the runtime may use for a prediction; its own choice where None.
+            Predictions at the same time have threads of their own. In torch the number holds for
+            the whole process, and a forked process has one.
         defect_rate: share of defective parts on the line, which ``pred_score`` then refers to; the
             model's own where None. No decision, map or order of images changes with it. Refused
             where the score is a p-value.

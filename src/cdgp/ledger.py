@@ -3,9 +3,10 @@
 An SQLite file beside the results. An image is added once its overlay is written. After a kill the
 images of the last second are missing, and are scored again.
 
-A second file names the image that is being worked on, so that an image that ends the process does
-not end every later one: at its third start it is listed as unreadable. It is written without
-waiting for the disk, since the death of a process loses nothing that it has written.
+A second file names the images that are being worked on, so that an image that ends the process
+does not end every later one: those that were in work are tried one by one, and at the third start
+the one that has ended two processes is listed as unreadable. It is written without waiting for the
+disk, since the death of a process loses nothing that it has written.
 """
 
 import json
@@ -70,26 +71,40 @@ class Ledger:
         with self._output_errors():
             self._count_end(working)
             self._working = working.open("wb", buffering=0)
+        self._in_work: dict[str, None] = {}
 
     def _count_end(self, working: Path) -> None:
-        """Note in which image the process before this one has ended, if it did."""
-        name = working.read_bytes().partition(b"\0")[0] if working.is_file() else b""
-        if name and not self.has(os.fsdecode(name)):
-            self._rows.execute(
-                "INSERT INTO ends VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET count = count + 1",
-                (name,),
-            )
-            self._rows.commit()
+        """Note in which images the process before this one has ended, if it did."""
+        names = working.read_bytes().partition(b"\0\0")[0] if working.is_file() else b""
+        for name in names.split(b"\0"):
+            if name and not self.has(os.fsdecode(name)):
+                self._rows.execute(
+                    "INSERT INTO ends VALUES (?, 1) "
+                    "ON CONFLICT (name) DO UPDATE SET count = count + 1",
+                    (name,),
+                )
+        self._rows.commit()
+
+    @property
+    def suspected(self) -> set[str]:
+        """Images in which a process has ended, and that are not done: to be tried one by one."""
+        rows = self._all("SELECT name FROM ends WHERE name NOT IN (SELECT name FROM images)")
+        return {os.fsdecode(name) for (name,) in rows}
 
     def begin(self, name: str) -> bool:
-        """Note the image that is worked on from now on; False where it has ended two processes."""
+        """Note that an image is worked on; False where it has ended two processes."""
         ends = self._all("SELECT count FROM ends WHERE name = ?", os.fsencode(name))
         if ends and ends[0][0] >= MOST_ENDS:
             return False
+        self._in_work[name] = None
+        self._note_work()
+        return True
+
+    def _note_work(self) -> None:
         with self._output_errors():
             self._working.seek(0)
-            self._working.write(os.fsencode(name) + b"\0")  # what an earlier name leaves is behind
-        return True
+            # Two ends in a row are the end: what an earlier, longer list leaves is behind them.
+            self._working.write(b"".join(os.fsencode(n) + b"\0" for n in self._in_work) + b"\0")
 
     def _begin(self, cache_key: Mapping[str, str]) -> dict[str, str]:
         """Make the tables of a new file; returns the key that the file was begun with."""
@@ -190,6 +205,8 @@ class Ledger:
     def _put(self, name: str, path: Path, *values: float | str | None) -> None:
         query = "INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?, ?, ?, ?)"
         self._all(query, os.fsencode(name), os.fsencode(path), *values)
+        self._in_work.pop(name, None)
+        self._note_work()
         if time.monotonic() - self._saved > COMMIT_SECONDS:
             self.save()
 

@@ -16,7 +16,7 @@ own. Every file is written whole or not at all (see `files.atomic_write`), by on
 | `check.html`        | the same as a page, images side by side                  | check           |
 | `scores.csv`        | a row an image: probability, decision, regions           | all but check   |
 | `metrics.json`      | AUROC, AUPRO, overkill, escape; or why undefined         | train, evaluate |
-| `overlays/`         | an image: PNG of its map with boxes, its row as JSON     | all but check   |
+| `overlays/`         | an image: JPEG of its map with boxes, its row as JSON    | all but check   |
 | `maps/`             | with `--save-maps`: its map, float16 `.npy`, in nats     | all but check   |
 | `report.html`       | all results as one page that needs no other file         | all but check   |
 | `unreadable.csv`    | images that could not be read, and why                   | predict         |
@@ -64,6 +64,8 @@ CHECK_PAGE = "check.html"
 SCORES = "scores.csv"
 METRICS = "metrics.json"
 OVERLAYS = "overlays"
+OVERLAY_SUFFIXES = (".jpg", ".png")
+"""Today's, and that of earlier versions. To encode a PNG takes as long as to score the image."""
 MAPS = "maps"
 REPORT = "report.html"
 UNREADABLE = "unreadable.csv"
@@ -376,9 +378,9 @@ def _remove_overlays(folder: Path, run_id: str) -> None:
         for record in (Path(here, name) for name in names if name.endswith(".json")):
             if _record_id(record) != run_id:
                 continue
-            overlay = record.with_suffix(".png")
-            map_file = folder / MAPS / overlay.relative_to(folder / OVERLAYS).with_suffix(".npy")
-            for path in (overlay, map_file, record):
+            map_file = folder / MAPS / record.relative_to(folder / OVERLAYS).with_suffix(".npy")
+            drawn = (record.with_suffix(suffix) for suffix in OVERLAY_SUFFIXES)
+            for path in (*drawn, map_file, record):
                 path.unlink(missing_ok=True)
     for name in RESULT_FOLDERS:
         _remove_empty(folder / name)

@@ -16,7 +16,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.helpers import ROOT
-from torch import Tensor
 from torch.nn import Conv2d
 
 import cdgp
@@ -33,6 +32,7 @@ from cdgp.method.graph import DominanceHead, EvidenceGraph
 from cdgp.method.score import image_score
 from cdgp.progress import Quiet
 from cdgp.runtimes import writers
+from cdgp.runtimes.base import Array
 from cdgp.runtimes.torch import TorchRuntime
 from cdgp.workflows import Run
 
@@ -50,18 +50,19 @@ def test_free_size(tiny_run: Run, tmp_path: Path, target: str) -> None:
     export.export(folder(tiny_run), ExportOptions(target, out, "free"), Quiet())
     detector = cdgp.load(out)
     for shape in [(1, 3, 64, 64), (2, 3, 96, 176), (3, 3, 208, 64)]:
-        images = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+        images = torch.rand(shape, generator=torch.Generator().manual_seed(0)).numpy()
         a, b = detector.runtime.run(images), tiny_run.detector.runtime.run(images)
         torch.testing.assert_close(a.fused, b.fused, atol=1e-4, rtol=0)
         torch.testing.assert_close(a.pooled, b.pooled, atol=1e-5, rtol=0)
     assert detector.card.export["input"]["shape"] == ["batch", 3, "height", "width"]
 
 
-def without_dual_gp(model: Model, inputs: Sequence[Tensor], ties: bool) -> Model:
+def without_dual_gp(model: Model, inputs: Sequence[Array], ties: bool) -> Model:
     """As after a training with good images alone: its score is one minus a p-value."""
     network = copy.copy(model.network)
     network._modules = network._modules | dict.fromkeys(("encoder", "projection", "gps"))
-    pooled = EvidenceGraph(network)(torch.stack(list(inputs))).pooled.double().numpy()
+    batch = torch.from_numpy(np.stack(inputs))
+    pooled = EvidenceGraph(network)(batch).pooled.double().numpy()
     if ties:
         pooled[:] = pooled[:1]
     image = fit_image_evidence(pooled, np.zeros(len(pooled), np.bool_), has_dominance=False)
@@ -118,11 +119,10 @@ def test_models_with_other_branches(
         a, b = detector.predict(image), plain.predict(image)
         assert a.pred_score == pytest.approx(b.pred_score, abs=1e-4)
     for batch in (1, 4):
-        outputs = detector.runtime.run(torch.stack(inputs[:batch]))
+        outputs = detector.runtime.run(np.stack(inputs[:batch]))
         assert outputs.pooled.shape == (batch, entries)
-        scores = image_score(
-            outputs.pooled, model.calibration.image, model.decision.defect_rate
-        ).float()
+        rate = model.decision.defect_rate
+        scores = image_score(outputs.pooled, model.calibration.image, rate).astype(np.float32)
         torch.testing.assert_close(outputs.pred_score, scores, atol=1e-5, rtol=0)
     assert detector.card.image == model.calibration.image
     assert detector.card.export["score"] == {
@@ -325,4 +325,4 @@ def test_example_resizes_as_the_product() -> None:
     for size in [(64, 64), (160, 96), (150, 32)]:
         rows, columns = names["weights"](150, size[0]), names["weights"](91, size[1])
         found = np.einsum("hy,yxc,wx->chw", rows, image, columns)
-        np.testing.assert_allclose(found, to_input(image, size).numpy(), atol=1e-5)
+        np.testing.assert_allclose(found, to_input(image, size), atol=1e-5)

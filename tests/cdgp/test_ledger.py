@@ -139,6 +139,25 @@ def test_one_end_and_any_number_of_stops_condemn_no_image(tmp_path: Path) -> Non
     assert not ledger.begin("a.png") and ledger.begin("b.png")
 
 
+def test_of_several_in_work_the_one_that_ends_the_process_alone_is_given_up(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, CACHE_KEY)
+    for name in ("done.png", "a.png", "bad.png", "b.png"):
+        assert ledger.begin(name)
+    ledger.add(row("done.png"))
+    ledger.save()
+    killed(ledger)
+    ledger = Ledger(tmp_path, CACHE_KEY)
+    assert ledger.suspected == {"a.png", "bad.png", "b.png"}
+    assert ledger.begin("a.png")
+    ledger.add(row("a.png"))
+    ledger.save()
+    assert ledger.begin("bad.png")
+    killed(ledger)
+    ledger = Ledger(tmp_path, CACHE_KEY)
+    assert ledger.suspected == {"bad.png", "b.png"}
+    assert ledger.begin("b.png") and not ledger.begin("bad.png")
+
+
 def test_an_image_that_was_finished_and_saved_ended_nothing(tmp_path: Path) -> None:
     for _ in range(3):
         ledger = Ledger(tmp_path, CACHE_KEY)

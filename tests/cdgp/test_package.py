@@ -10,6 +10,7 @@ import pytest
 from tests.helpers import ROOT
 
 import cdgp
+from cdgp.data.manifest import Manifest
 
 SOURCE = Path(cdgp.__file__).parent
 
@@ -62,3 +63,26 @@ def test_help_and_import_need_no_torch() -> None:
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+PREDICTING = """
+import sys
+import cdgp, cdgp.workflows.predict, cdgp.inference, cdgp.cli.main
+
+prediction = cdgp.load(sys.argv[1], threads=1).predict(sys.argv[2])
+print(prediction.anomaly_map.shape)
+print(*sorted({"torch", "timm", "sklearn", "scipy.stats"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("target", ["onnx", "openvino"])
+def test_an_exported_file_predicts_without_what_trains(
+    surfaces: Manifest, exported: dict[str, Path], target: str
+) -> None:
+    """What trains takes seconds to import."""
+    done = subprocess.run(
+        [sys.executable, "-c", PREDICTING, exported[target], surfaces.samples[0].image],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "(96, 80)\n\n"

@@ -35,7 +35,7 @@ def fill(folder: Path, command: str) -> str:
         (folder / name / "line").mkdir(parents=True)
     record = json.dumps({"run_id": run_id})
     (folder / "overlays/line/1.png.json").write_text(record)
-    for name in ("overlays/line/1.png.png", "maps/line/1.png.npy", "checkpoints/a.safetensors"):
+    for name in ("overlays/line/1.png.jpg", "maps/line/1.png.npy", "checkpoints/a.safetensors"):
         (folder / name).write_text("own")
     return run_id
 
@@ -47,7 +47,7 @@ def test_clear_removes_what_a_run_has_left_and_nothing_else(tmp_path: Path, comm
         "notes.txt": "mine",
         "overlays/line/part.png": "mine",  # no record says that a run wrote it
         "overlays/line/other.png.json": json.dumps({"run_id": "0" * 32}),
-        "overlays/line/other.png.png": "of another run",
+        "overlays/line/other.png.jpg": "of another run",
         "maps/depth.npy": "mine",
         "checkpoints/readme.md": "mine",
     }
@@ -152,7 +152,7 @@ def test_images_are_found_under_every_name(tmp_path: Path) -> None:
 
 def test_leftovers_of_a_kill_go_and_hidden_files_stay(tmp_path: Path) -> None:
     (tmp_path / "overlays").mkdir()
-    for name in (".report.html.abcd1234.html", "overlays/.a.png.png.0000aaaa.png", ".mine.txt"):
+    for name in (".report.html.abcd1234.html", "overlays/.a.png.jpg.0000aaaa.jpg", ".mine.txt"):
         (tmp_path / name).write_text("half")
     run_folder.remove_leftovers(tmp_path)
     assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == [".mine.txt"]

@@ -11,9 +11,12 @@ def evaluate(
     good: options.Good = None,
     defective: options.Defective = None,
     out_folder: options.ReportFolder = None,
+    overlays: options.Overlays = None,
     save_maps: options.SaveMaps = False,
     overwrite: options.Overwrite = False,
     defect_rate: options.DefectRate = None,
+    workers: options.Workers = None,
+    batch: options.Batch = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Score labelled images and print the metrics.
@@ -32,8 +35,9 @@ def evaluate(
     from cdgp.workflows import evaluate_run
 
     done = evaluate_run(
-        model, data, out_folder, good=good, defective=defective, save_maps=save_maps,
-        overwrite=overwrite, defect_rate=defect_rate, progress=bars(quiet),
+        model, data, out_folder, good=good, defective=defective, overlays=overlays,
+        save_maps=save_maps, overwrite=overwrite, defect_rate=defect_rate, workers=workers,
+        batch=batch, progress=bars(quiet),
     )  # fmt: skip
     show_metrics(done.metrics)
     if done.folder is not None:

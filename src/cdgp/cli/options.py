@@ -81,6 +81,21 @@ Config = Annotated[
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", help="Change one setting.", metavar="KEY=VALUE")
 ]
+Overlays = Annotated[
+    Literal["all", "rejected", "none"] | None,
+    typer.Option(
+        help="Of which images overlays are written: all below 1,000 images, else the rejected "
+        "ones, where nothing is said."
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="Images that are worked on at the same time; one a core by default."),
+]
+Batch = Annotated[
+    int | None,
+    typer.Option(help="Images that each worker hands to the network at once; 1 by default."),
+]
 SaveMaps = Annotated[bool, typer.Option(help="Also write the raw maps, float16 .npy.")]
 Resume = Annotated[bool, typer.Option(help="Go on with what is unfinished in --out.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace what an earlier call left in --out.")]

@@ -11,10 +11,13 @@ def predict(
     model: options.Model,
     paths: options.Images,
     out_folder: options.ResultsFolder,
+    overlays: options.Overlays = None,
     save_maps: options.SaveMaps = False,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     defect_rate: options.DefectRate = None,
+    workers: options.Workers = None,
+    batch: options.Batch = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Score images with a trained model.
@@ -35,14 +38,18 @@ def predict(
       cdgp predict runs/parts new_images --out runs/parts-monday --resume
     """
     from cdgp.errors import DataError
+    from cdgp.report.results import FEW
     from cdgp.run_folder import SCORES, UNREADABLE
     from cdgp.workflows import predict_folder
 
     done = predict_folder(
-        model, paths, out_folder, save_maps=save_maps, resume=resume, overwrite=overwrite,
-        defect_rate=defect_rate, progress=bars(quiet),
+        model, paths, out_folder, overlays=overlays, save_maps=save_maps, resume=resume,
+        overwrite=overwrite, defect_rate=defect_rate, workers=workers, batch=batch,
+        progress=bars(quiet),
     )  # fmt: skip
     say(f"{done.scored} scored, {done.rejected} called defective: {out_folder}")
+    if done.overlays == "rejected" and overlays is None:
+        say(f"{FEW:,} images or more: overlays of the rejected ones; --overlays all draws all")
     say(score_line(done.score_kind, done.rests_on))
     if done.score_kind == "probability":
         say(f"probabilities refer to a line with {done.refers_to}")

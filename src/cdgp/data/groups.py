@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from cdgp.errors import DataError
 
@@ -26,6 +24,10 @@ def connected(count: int, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
         >>> connected(5, [(3, 1), (4, 3)])
         [[0], [1, 3, 4], [2]]
     """
+    # Not at the top: predictions import this module and need no graphs.
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     if count == 0:
         return []
     edges = np.array(list(pairs), np.int64).reshape(-1, 2)

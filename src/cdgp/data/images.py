@@ -45,7 +45,7 @@ NEAR_BLACK = 24 / 255
 BLOCK, BLOCK_SPREAD = 8, 1 / 255
 LEVELS = 1024
 """Pixels are counted by so many levels for this."""
-LOOK = 65_536
+LOOK = 16_384
 """At about so many pixels an image is looked at first; most have content there already."""
 
 

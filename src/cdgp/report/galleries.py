@@ -5,6 +5,7 @@ from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from cdgp.errors import ImageError
 from cdgp.evaluation import ScoredImage
 from cdgp.inference import Detector, Prediction
 from cdgp.report.charts import log_odds
-from cdgp.report.overlay import STACKED_FROM, panels
+from cdgp.report.overlay import STACKED_FROM, Shrunk, shrunk
 from cdgp.report.page import jpeg
 
 SHOWN = 8
@@ -162,21 +163,39 @@ class Thumbnails:
         self._detector = detector
         self._keep = frozenset(keep)
         self._first: list[list[ScoredImage]] = [[] for _ in SELECTIONS]
-        self._made: dict[Path, Thumbnail] = {}
+        self._kept: dict[Path, tuple[ScoredImage, Shrunk]] = {}
+        self._lock = Lock()
 
     def add(self, row: ScoredImage, pixels: NDArray[np.float32], prediction: Prediction) -> None:
-        """Take a scored image, its pixels (HWC float32 RGB in [0, 1]) and its prediction."""
-        dropped = self._rank(row)
-        for other in dropped - self._shown():
-            self._made.pop(other, None)
-        if row.path in self._shown():
-            self._made[row.path] = self._thumbnail(row, pixels, prediction)
+        """Take a scored image, its pixels (HWC float32 RGB in [0, 1]) and its prediction.
+
+        Safe in threads: which images are shown does not depend on their order.
+        """
+        with self._lock:
+            dropped = self._rank(row)
+            shown = self._shown()
+            for other in dropped - shown:
+                self._kept.pop(other, None)
+        if row.path in shown:
+            small = shrunk(pixels, prediction, THUMBNAIL_SIDES)
+            with self._lock:
+                if row.path in self._shown():  # another thread may have displaced it
+                    self._kept[row.path] = row, small
 
     def of(self, image: ScoredImage | Suspect) -> Thumbnail:
         """The thumbnail of an image, predicted now where it was not scored here."""
-        if image.path not in self._made:
-            self._made[image.path] = self._predicted(image)
-        return self._made[image.path]
+        if image.path not in self._kept:
+            try:
+                pixels, warnings = self._detector.read_with_warnings(image.path)
+            except ImageError as error:
+                return Thumbnail(None, problem=reason(error, image.path))
+            found = self._detector.predict_pixels(pixels, warnings)
+            row = ScoredImage.of(found, image.name, image.path, image.split, image.defective)
+            self._kept[image.path] = row, shrunk(pixels, found, THUMBNAIL_SIDES)
+        row, small = self._kept[image.path]
+        plain, heat = small.panels(self._detector.colour_scale)
+        stacked = plain.width >= STACKED_FROM * plain.height
+        return Thumbnail(row, jpeg(plain), jpeg(heat), stacked)
 
     def _rank(self, row: ScoredImage) -> set[Path]:
         """Insert a row where a gallery would show it; returns the images that this displaced."""
@@ -190,19 +209,3 @@ class Thumbnails:
 
     def _shown(self) -> set[Path]:
         return {row.path for first in self._first for row in first} | self._keep
-
-    def _predicted(self, image: ScoredImage | Suspect) -> Thumbnail:
-        try:
-            pixels, warnings = self._detector.read_with_warnings(image.path)
-        except ImageError as error:
-            return Thumbnail(None, problem=reason(error, image.path))
-        prediction = self._detector.predict_pixels(pixels, warnings)
-        row = ScoredImage.of(prediction, image.name, image.path, image.split, image.defective)
-        return self._thumbnail(row, pixels, prediction)
-
-    def _thumbnail(
-        self, row: ScoredImage, pixels: NDArray[np.float32], prediction: Prediction
-    ) -> Thumbnail:
-        plain, heat = panels(pixels, prediction, self._detector.colour_scale, THUMBNAIL_SIDES)
-        stacked = plain.width >= STACKED_FROM * plain.height
-        return Thumbnail(row, jpeg(plain), jpeg(heat), stacked)

@@ -4,7 +4,7 @@ import hashlib
 import re
 import unicodedata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,18 @@ purple and orange to pale yellow. Lightness alone shows the order, for every col
 
 OPACITY = 0.85
 """Of the heat where the map reaches the end of the scale."""
+STEPS = 4096
+"""The scale is drawn in so many steps."""
+_SHARES = np.linspace(0, 1, STEPS)
+_COLOURS = np.stack(
+    [np.interp(_SHARES, np.linspace(0, 1, len(ANCHORS)), channel) for channel in ANCHORS.T], axis=-1
+)
+"""(STEPS, 3) of the heat."""
+# Flat at both ends: quiet areas stay visible.
+_OPACITIES = OPACITY * (_SHARES**2 * (3 - 2 * _SHARES))[:, None]
+_KEPT = (1 - _OPACITIES).astype(np.float32)
+_LAYERS = (_OPACITIES * np.rint(_COLOURS) + 0.5).astype(np.float32)
+"""What is added to the share of the image that is kept, with half a step to round by."""
 MAX_BOXES = 20
 LEAST_SIDE, MOST_SIDE = 256, 1024
 """Range, in pixels, that the longer side of a drawn image is brought into."""
@@ -51,10 +63,8 @@ def heat(values: NDArray[np.float32], scale: tuple[float, float]) -> NDArray[np.
         >>> heat(np.array([[-1.0, 0.0, 9.0]], np.float32), (0.0, 9.0))[0].tolist()
         [[19, 11, 26], [19, 11, 26], [255, 248, 200]]
     """
-    positions = np.linspace(0, 1, len(ANCHORS))
-    share = _share(values, scale)
-    channels = [np.interp(share, positions, channel) for channel in ANCHORS.T]
-    return np.asarray(np.rint(np.stack(channels, axis=-1)), np.uint8)
+    colours: NDArray[np.uint8] = np.rint(_COLOURS).astype(np.uint8)[_steps(values, scale)]
+    return colours
 
 
 def panels(
@@ -71,6 +81,31 @@ def panels(
         scale: as `heat` takes it.
         sides: least and largest longer side of what is drawn, in pixels.
     """
+    return shrunk(image, prediction, sides).panels(scale)
+
+
+class Shrunk(NamedTuple):
+    """An image and its map at the size that they are drawn at."""
+
+    plain: Image.Image
+    values: NDArray[np.float32]
+    regions: tuple[Region, ...]
+    factor: float
+    """Of its sides against the image's own."""
+
+    def panels(self, scale: tuple[float, float]) -> tuple[Image.Image, Image.Image]:
+        """As ``panels`` gives them."""
+        steps = _steps(self.values, scale)
+        laid = Image.fromarray(
+            (np.asarray(self.plain) * _KEPT[steps] + _LAYERS[steps]).astype(np.uint8)
+        )
+        for region in self.regions[:MAX_BOXES]:
+            _draw_box(laid, region, self.factor)
+        return self.plain, laid
+
+
+def shrunk(image: NDArray[np.float32], prediction: Prediction, sides: tuple[int, int]) -> Shrunk:
+    """An image and its map at the size that they are drawn at; arguments as ``panels``."""
     height, width = image.shape[:2]
     factor = float(np.clip(max(height, width), *sides)) / max(height, width)
     size = max(1, round(width * factor)), max(1, round(height * factor))
@@ -78,13 +113,7 @@ def panels(
     plain = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
     map_image = Image.fromarray(np.asarray(prediction.anomaly_map, np.float32))
     values = np.asarray(map_image.resize(size, Image.Resampling.BILINEAR))
-    share = _share(values, scale)[..., None]
-    opacity = OPACITY * share**2 * (3 - 2 * share)  # flat at both ends: quiet areas stay visible
-    mixed = (1 - opacity) * np.asarray(plain) + opacity * heat(values, scale)
-    laid = Image.fromarray(np.rint(mixed).astype(np.uint8))
-    for region in prediction.regions[:MAX_BOXES]:
-        _draw_box(laid, region, factor)
-    return plain, laid
+    return Shrunk(plain, values, prediction.regions[:MAX_BOXES], factor)
 
 
 def overlay(
@@ -120,10 +149,10 @@ def write_overlay(
     scale: tuple[float, float],
     coarse: bool = False,
 ) -> None:
-    """Write the overlay as PNG, whole."""
+    """Write the overlay as JPEG, whole."""
     image = overlay(pixels, prediction, scale, coarse)
     with atomic_write(path) as temporary:
-        image.save(temporary, "PNG")
+        image.save(temporary, "JPEG", quality=90, subsampling=0)
 
 
 def output_name(name: str) -> str:
@@ -142,11 +171,12 @@ def output_name(name: str) -> str:
     return "/".join(_safe(part) for part in name.split("/"))
 
 
-def _share(values: NDArray[Any], scale: tuple[float, float]) -> NDArray[np.float64]:
-    """Values as parts of the scale, clipped to [0, 1]."""
+def _steps(values: NDArray[Any], scale: tuple[float, float]) -> NDArray[np.intp]:
+    """The step of the scale for each value; what lies beyond is clipped."""
     low, high = scale
-    span = max(high - low, 1e-12)
-    return np.clip((np.asarray(values, np.float64) - low) / span, 0, 1)
+    shares = (values - np.float32(low)) * np.float32(1 / max(high - low, 1e-12))
+    steps: NDArray[np.intp] = np.rint(np.clip(shares, 0, 1) * (STEPS - 1)).astype(np.intp)
+    return steps
 
 
 def _draw_box(image: Image.Image, region: Region, factor: float) -> None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,28 @@ from cdgp.inference import Detector, Prediction
 from cdgp.report.galleries import Thumbnails
 from cdgp.report.html import TrainingFacts, write_report
 from cdgp.report.overlay import output_name, write_overlay
-from cdgp.run_folder import MAPS, METRICS, OVERLAYS, REPORT, SCORES
+from cdgp.run_folder import MAPS, METRICS, OVERLAY_SUFFIXES, OVERLAYS, REPORT, SCORES
+
+Overlays = Literal["all", "rejected", "none"]
+FEW = 1000
+"""Of fewer images than this, all get an overlay where nothing is said; else those rejected."""
+
+
+def overlays_of(asked: Overlays | None, images: int) -> Overlays:
+    """Which overlays are drawn: what is asked for, or what fits a number of images."""
+    return asked or ("all" if images < FEW else "rejected")
 
 
 class ResultFiles:
     """Writes the results of one scoring into a folder, each file with the run id.
 
-    With ``save_maps`` the raw maps too. The report shows the thumbnails of ``keep`` in any case.
+    Args:
+        folder: to write into.
+        run_id: of the run.
+        detector: that scored.
+        overlays: of which images an overlay and a record are written.
+        save_maps: whether the raw maps are, of all images, each with a record.
+        keep: images whose thumbnails the report shows in any case.
     """
 
     def __init__(
@@ -29,21 +44,27 @@ class ResultFiles:
         folder: Path,
         run_id: str,
         detector: Detector,
+        overlays: Overlays,
         save_maps: bool,
         keep: Collection[Path] = (),
     ) -> None:
         self.folder = folder
         self.run_id = run_id
         self._detector = detector
+        self._overlays = overlays
         self._save_maps = save_maps
         self._thumbnails = Thumbnails(detector, keep)
 
     def add(self, row: ScoredImage, pixels: NDArray[np.float32], prediction: Prediction) -> None:
-        """Write the record, the overlay and, where asked for, the map of one image.
+        """Write the record, the overlay and the map of one image, as far as they are asked for.
 
         The record comes first: --overwrite removes what has one. ``pixels`` are HWC float32 RGB in
-        [0, 1].
+        [0, 1]. Safe in threads.
         """
+        self._thumbnails.add(row, pixels, prediction)
+        drawn = self._overlays == "all" or (self._overlays == "rejected" and row.pred_label)
+        if not drawn and not self._save_maps:
+            return
         name = output_name(row.name)
         overlays = self.folder / OVERLAYS
         detector = self._detector
@@ -62,13 +83,13 @@ class ResultFiles:
             "run_id": self.run_id,
         }
         write_text(overlays / f"{name}.json", json.dumps(record, indent=1) + "\n")
-        place = overlays / f"{name}.png"
-        write_overlay(place, pixels, prediction, detector.colour_scale, detector.coarse)
+        if drawn:
+            place = overlays / f"{name}{OVERLAY_SUFFIXES[0]}"
+            write_overlay(place, pixels, prediction, detector.colour_scale, detector.coarse)
         if self._save_maps:
             place = self.folder / MAPS / f"{name}.npy"
             with atomic_write(place) as temporary, temporary.open("wb") as file:
                 np.save(file, prediction.anomaly_map.astype(np.float16))
-        self._thumbnails.add(row, pixels, prediction)
 
     def write_tables(self, rows: Iterable[ScoredImage], metrics: dict[str, Any] | None) -> None:
         """Write ``scores.csv``, and ``metrics.json`` where there are metrics."""

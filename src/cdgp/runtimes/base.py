@@ -57,6 +57,13 @@ class Runtime(Protocol):
         ...
 
 
+def cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def require_package(name: str) -> Any:
     """Import an optional package, with its telemetry off.
 

@@ -11,6 +11,7 @@ from cdgp.runtimes.base import (
     Array,
     Outputs,
     Shape,
+    cores,
     outlive_forks,
     require_package,
     source_name,
@@ -104,8 +105,9 @@ def compiled_for(model: Any, shape: Any, threads: int | None) -> Any:
     """
     # Without the hint some processors compute in bfloat16, which moves the map.
     options: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
-    if threads is not None:
-        options["INFERENCE_NUM_THREADS"] = threads
+    if threads is not None:  # of each run; runs at the same time have threads of their own
+        streams = max(1, cores() // threads)
+        options |= {"NUM_STREAMS": streams, "INFERENCE_NUM_THREADS": threads * streams}
     fixed = model.clone()  # the model itself is what is saved, and keeps its free batch size
     fixed.reshape(shape)
     return require_package("openvino").Core().compile_model(fixed, "CPU", options)

@@ -3,6 +3,7 @@
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,10 +28,11 @@ from cdgp.evaluation import (
     single_groups,
     true_mask,
 )
-from cdgp.inference import Detector, load
+from cdgp.inference import Detector, Prediction, Prepared
 from cdgp.presets import DataSettings
 from cdgp.progress import Progress, Quiet
-from cdgp.report.results import ResultFiles
+from cdgp.report.results import Overlays, ResultFiles, overlays_of
+from cdgp.streaming import Threads, load_for, stream
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +56,12 @@ def evaluate_run(
     *,
     good: str | None = None,
     defective: str | None = None,
+    overlays: Overlays | None = None,
     save_maps: bool = False,
     overwrite: bool = False,
     defect_rate: float | None = None,
+    workers: int | None = None,
+    batch: int | None = None,
     progress: Progress | None = None,
 ) -> EvaluatedRun:
     """Score labelled images with a trained model; returns rows and metrics.
@@ -79,13 +84,13 @@ def evaluate_run(
         OutputError: another process is writing into ``out``, or it holds something else.
         CdgpError: see ``cdgp.errors``.
     """
-    progress, source = progress or Quiet(), Path(data)
-    detector = load(model, defect_rate=defect_rate)
+    progress, source, threads = progress or Quiet(), Path(data), Threads.of(workers, batch)
+    detector = load_for(model, threads, defect_rate)
     names = detector.settings.data
     bins = good or names.good, defective or names.defective
     if out is None:
         data_set = _data_set(Path(model), detector, source, bins, progress)
-        return _score(detector, data_set, None, progress)
+        return _score(detector, data_set, None, threads, progress)
     folder = Path(out)
     layouts.check_outside(folder, source, *bins)
     with run_folder.lock(folder, "evaluate"):
@@ -93,8 +98,9 @@ def evaluate_run(
         data_set = _data_set(Path(model), detector, source, bins, progress)
         paths = data_set.manifest.paths()
         run_id = run_folder.make_results_folder(folder, "evaluate", overwrite, paths)
-        files = ResultFiles(folder, run_id, detector, save_maps)
-        return _score(detector, data_set, files, progress)
+        drawn = overlays_of(overlays, len(data_set.samples))
+        files = ResultFiles(folder, run_id, detector, drawn, save_maps)
+        return _score(detector, data_set, files, threads, progress)
 
 
 class _DataSet(NamedTuple):
@@ -139,9 +145,15 @@ def _data_set(
 
 
 def _score(
-    detector: Detector, data_set: _DataSet, files: ResultFiles | None, progress: Progress
+    detector: Detector,
+    data_set: _DataSet,
+    files: ResultFiles | None,
+    threads: Threads,
+    progress: Progress,
 ) -> EvaluatedRun:
-    rows, metrics = score_samples(detector, data_set.manifest, data_set.samples, files, progress)
+    rows, metrics = score_samples(
+        detector, data_set.manifest, data_set.samples, files, progress, threads
+    )
     if data_set.seen:
         metrics["notes"]["trained_on"] = data_set.seen
     metrics["computed_on"] = data_set.computed_on
@@ -172,6 +184,7 @@ def score_samples(
     samples: Sequence[Sample],
     files: ResultFiles | None,
     progress: Progress,
+    threads: Threads | None = None,
 ) -> tuple[list[ScoredImage], dict[str, Any]]:
     """Score labelled samples; each image is decoded and predicted once.
 
@@ -191,27 +204,35 @@ def score_samples(
     maps = MapFile(files.folder if files else None)
     masks, names = list[NDArray[np.bool_]](), list[str]()
     notes: dict[str, list[str]] = defaultdict(list)
-    with progress.phase("Evaluation", len(samples)) as advance:
-        for sample in samples:
-            pixels, warnings = detector.read_with_warnings(sample.image)
-            prediction = detector.predict_pixels(pixels, warnings, sample.image)
-            name = manifest.name(sample.image)
-            row = ScoredImage.of(prediction, name, sample.image, sample.split, sample.defective)
+
+    def finish(
+        sample: Sample, image: Prepared, prediction: Prediction
+    ) -> tuple[ScoredImage, NDArray[np.float32]]:
+        name = manifest.name(sample.image)
+        row = ScoredImage.of(prediction, name, sample.image, sample.split, sample.defective)
+        if files is not None:
+            files.add(row, image.pixels, prediction)
+        return row, prediction.anomaly_map
+
+    scored = stream(detector, ((s, s.image) for s in samples), finish, threads or Threads.of())
+    with closing(scored), progress.phase("Evaluation", len(samples)) as advance:
+        for sample, found in scored:
+            if isinstance(found, Exception):
+                raise found
+            row, anomaly_map = found
             rows.append(row)
             if row.warnings:
-                notes["images_with_warnings"].append(f"{name}: {'; '.join(row.warnings)}")
-            if files is not None:
-                files.add(row, pixels, prediction)
-            size = (pixels.shape[0], pixels.shape[1])
+                notes["images_with_warnings"].append(f"{row.name}: {'; '.join(row.warnings)}")
+            size = (anomaly_map.shape[0], anomaly_map.shape[1])
             try:
-                mask = true_mask(sample, size, size, name, notes)
+                mask = true_mask(sample, size, size, row.name, notes)
             except ImageError as error:  # of a training's test part: it costs no finished training
-                notes["mask_unusable"].append(f"{name}: {error}")
+                notes["mask_unusable"].append(f"{row.name}: {error}")
                 mask = None
             if mask is not None:
-                maps.append(prediction.anomaly_map)
+                maps.append(anomaly_map)
                 masks.append(mask)
-                names.append(name)
+                names.append(row.name)
             advance()
     groups = group_numbers(manifest, samples)
     notes |= single_groups(rows, groups)

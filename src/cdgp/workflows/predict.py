@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -22,11 +22,12 @@ from cdgp.errors import (
 )
 from cdgp.evaluation import ScoredImage
 from cdgp.files import absolute, digest, lies_in
-from cdgp.inference import Detector, load
+from cdgp.inference import Detector, Prediction, Prepared
 from cdgp.ledger import Ledger
-from cdgp.progress import Progress, Quiet
+from cdgp.progress import Advance, Progress, Quiet
 from cdgp.report.html import TrainingFacts
-from cdgp.report.results import ResultFiles
+from cdgp.report.results import Overlays, ResultFiles, overlays_of
+from cdgp.streaming import Threads, load_for, stream
 
 SHOWN = 20
 """Messages about unreadable images that a result holds; ``unreadable.csv`` lists all."""
@@ -57,6 +58,8 @@ class PredictedFolder:
     """As ``Detector.rests_on``."""
     notes: tuple[str, ...]
     """What weakens the scores."""
+    overlays: Overlays
+    """Of which images there are overlays."""
 
 
 def predict_folder(
@@ -64,13 +67,16 @@ def predict_folder(
     images: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
+    overlays: Overlays | None = None,
     save_maps: bool = False,
     resume: bool = False,
     overwrite: bool = False,
     defect_rate: float | None = None,
+    workers: int | None = None,
+    batch: int | None = None,
     progress: Progress | None = None,
 ) -> PredictedFolder:
-    """Score images without labels; each is decoded and predicted once.
+    """Score images without labels; each is decoded and predicted once, several at a time.
 
     An image that cannot be read is listed in ``unreadable.csv`` and the others are scored; so is
     one that has ended the process twice. What else lies in the folders is named in the result and
@@ -80,10 +86,15 @@ def predict_folder(
         model: as ``inference.load`` takes it.
         images: an image file or a folder that is searched with its sub-folders, or several.
         out: folder for the results.
+        overlays: of which images an overlay and a record are written: ``all``, ``rejected`` or
+            ``none``; where None of all, and from 1,000 images on of the rejected ones.
         save_maps: also write the raw maps.
         resume: go on with the unfinished prediction in ``out``.
         overwrite: replace the results of an earlier prediction in ``out``.
         defect_rate: as ``inference.load`` takes it.
+        workers: images that are worked on at the same time; one a core where None.
+        batch: images that each worker hands to the network at once; 1 where None. Another number
+            may move a score by a millionth.
         progress: where to show the progress; nowhere where None.
 
     Raises:
@@ -94,11 +105,13 @@ def predict_folder(
     run_folder.check_not_both(resume, overwrite)
     folder = Path(out)
     given = [images] if isinstance(images, str | os.PathLike) else images
-    detector, model_sha256 = _load(Path(model), defect_rate)
+    threads = Threads.of(workers, batch)
+    detector, model_sha256 = _load(Path(model), threads, defect_rate)
     places = _places(given, folder)
-    cache_key = _cache_key(model_sha256, places, save_maps, detector)
     with run_folder.lock(folder, "predict"):
         count, not_scored = _counted(places)
+        drawn = overlays_of(overlays, count)
+        cache_key = _cache_key(model_sha256, places, drawn, save_maps, detector)
         if not count:
             also = "".join(f"; {notice.text}" for notice in not_scored)
             raise DataError(f"{', '.join(map(str, given))}: no images found{also}")
@@ -108,19 +121,18 @@ def predict_folder(
             if resume:
                 run_folder.remove_leftovers(folder)
                 ledger.forget_unreadable()  # a network share that was away may be back
-            files = ResultFiles(folder, run_id, detector, save_maps)
+            files = ResultFiles(folder, run_id, detector, drawn, save_maps)
             try:
-                with (progress or Quiet()).phase("Prediction", count) as advance:
-                    for name, path in named_images(places):
-                        if not ledger.has(name):
-                            _predict_one(detector, name, path, files, ledger)
-                        advance()
+                with (progress or Quiet()).phase("Prediction", count, len(ledger)) as advance:
+                    _predict(detector, places, files, ledger, threads, advance)
                 files.write_tables(ledger, None)
                 files.write_report(ledger, None, _computed_on(ledger), facts)
             except KeyboardInterrupt:
                 done = f"interrupted after {len(ledger)} of {count} images"
                 raise Interrupted(f"{done}; --resume goes on from there") from None
-            found = _finished(ledger, files, [notice.text for notice in not_scored], detector)
+            found = _finished(
+                ledger, files, [notice.text for notice in not_scored], detector, drawn
+            )
         ledger.path.unlink()
     return found
 
@@ -136,23 +148,28 @@ def _places(given: Sequence[str | Path], folder: Path) -> list[Path]:
     return places
 
 
-def _load(model: Path, defect_rate: float | None) -> tuple[Detector, str]:
+def _load(model: Path, threads: Threads, defect_rate: float | None) -> tuple[Detector, str]:
     """The detector, and the digest of the file that it was made from."""
     path = run_folder.model_file(model)
     before = digest(path) if path.is_file() else ""
-    detector = load(model, defect_rate=defect_rate)
+    detector = load_for(model, threads, defect_rate)
     if digest(path) != before:
         raise ModelFileError(f"{path}: was replaced while it was read; start again")
     return detector, before
 
 
 def _cache_key(
-    model_sha256: str, places: Sequence[Path], save_maps: bool, detector: Detector
+    model_sha256: str,
+    places: Sequence[Path],
+    overlays: Overlays,
+    save_maps: bool,
+    detector: Detector,
 ) -> dict[str, str]:
     """What must be the same for a prediction to be resumed, by the words that name it."""
     listed = b"\0".join(os.fsencode(place) for place in places)
     return {
         "model": model_sha256,
+        "--overlays": overlays,
         "--save-maps": str(save_maps),
         "--defect-rate": repr(detector.card.decision.defect_rate),
         "list of images and folders": hashlib.sha256(listed).hexdigest(),
@@ -172,28 +189,56 @@ def _prepare_prediction(folder: Path, places: Sequence[Path], resume: bool, over
     return run_folder.go_on(folder, "predict")
 
 
-def _predict_one(
-    detector: Detector, name: str, path: Path, files: ResultFiles, ledger: Ledger
+def _predict(
+    detector: Detector,
+    places: Sequence[Path],
+    files: ResultFiles,
+    ledger: Ledger,
+    threads: Threads,
+    advance: Advance,
 ) -> None:
-    """Score one image into the files, or list it as unreadable: it never stops the others."""
-    if not ledger.begin(name):
-        problem = f"{path}: the process ended twice while this image was read"
-        ledger.add_unreadable(name, path, f"{problem}; --overwrite tries it again")
-        return
-    try:
-        pixels, warnings = detector.read_with_warnings(path)
-        prediction = detector.predict_pixels(pixels, warnings, path)
-        row = ScoredImage.of(prediction, name, path)
-        files.add(row, pixels, prediction)
-    except ImageError as error:
-        ledger.add_unreadable(name, path, str(error))
-    except CdgpError:  # a full disk, for one: it would be the same for every image
-        raise
-    except Exception as error:  # no memory, or a decoder's own error
-        reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        ledger.add_unreadable(name, path, f"{path}: cannot be scored: {reason}")
-    else:
-        ledger.add(row)
+    """Score what is not done yet into the files; an image that cannot be scored is listed."""
+    suspected = ledger.suspected
+    # Alone, so that it is known which one ends the process.
+    for name, path in named_images(places) if suspected else ():
+        if name in suspected:
+            if ledger.begin(name):
+                _stream(detector, [(name, path)], files, ledger, Threads(1, 1), advance)
+                continue
+            problem = f"{path}: the process ended twice while this image was read"
+            ledger.add_unreadable(name, path, f"{problem}; --overwrite tries it again")
+            advance()
+    unread = (image for image in named_images(places) if not ledger.has(image[0]))
+    begun = (image for image in unread if ledger.begin(image[0]))
+    _stream(detector, begun, files, ledger, threads, advance)
+
+
+def _stream(
+    detector: Detector,
+    images: Iterable[tuple[str, Path]],
+    files: ResultFiles,
+    ledger: Ledger,
+    threads: Threads,
+    advance: Advance,
+) -> None:
+    def finish(image: tuple[str, Path], read: Prepared, prediction: Prediction) -> ScoredImage:
+        row = ScoredImage.of(prediction, *image)
+        files.add(row, read.pixels, prediction)
+        return row
+
+    keyed = ((image, image[1]) for image in images)
+    with closing(stream(detector, keyed, finish, threads)) as scored:
+        for (name, path), found in scored:
+            if isinstance(found, ScoredImage):
+                ledger.add(found)
+            elif isinstance(found, ImageError):
+                ledger.add_unreadable(name, path, str(found))
+            elif isinstance(found, CdgpError):  # a full disk: it would be the same for every image
+                raise found
+            else:  # no memory, or a decoder's own error
+                reason = f"{type(found).__name__}: {found}".rstrip(": ")
+                ledger.add_unreadable(name, path, f"{path}: cannot be scored: {reason}")
+            advance()
 
 
 def _counted(places: Sequence[Path]) -> tuple[int, list[Notice]]:
@@ -230,7 +275,11 @@ def _computed_on(ledger: Ledger) -> str:
 
 
 def _finished(
-    ledger: Ledger, files: ResultFiles, not_scored: list[str], detector: Detector
+    ledger: Ledger,
+    files: ResultFiles,
+    not_scored: list[str],
+    detector: Detector,
+    overlays: Overlays,
 ) -> PredictedFolder:
     """List the unreadable images, and count."""
     folder = files.folder
@@ -244,7 +293,7 @@ def _finished(
     return PredictedFolder(
         folder, len(ledger), ledger.rejected, ledger.unreadable, problems, not_scored,
         ledger.warned, list(islice(warned, SHOWN)), detector.card.decision.refers_to,
-        detector.score_kind, detector.rests_on, detector.card.image.notes,
+        detector.score_kind, detector.rests_on, detector.card.image.notes, overlays,
     )  # fmt: skip
 
 

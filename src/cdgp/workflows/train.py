@@ -26,7 +26,7 @@ from cdgp.presets import settings as preset_settings
 from cdgp.progress import Progress, Quiet
 from cdgp.report.galleries import shown_suspects
 from cdgp.report.html import TrainingFacts
-from cdgp.report.results import ResultFiles
+from cdgp.report.results import ResultFiles, overlays_of
 from cdgp.training.context import new_context
 from cdgp.training.fit import check_calibration, train
 from cdgp.workflows.evaluate import score_samples
@@ -216,7 +216,8 @@ def _evaluate_test(
     folder, files = None, None
     if place is not None:
         folder = place.folder
-        files = ResultFiles(folder, place.run_id, detector, place.save_maps, keep)
+        drawn = overlays_of(None, len(test))
+        files = ResultFiles(folder, place.run_id, detector, drawn, place.save_maps, keep)
     rows: list[ScoredImage] = []
     metrics, computed_on = None, "nothing: no test images were set aside"
     if test:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from tests.helpers import digested, divided, load_folder, tiny_settings, two_bins
 
 from cdgp.audit import suspects
+from cdgp.audit.types import Suspect
 from cdgp.method.build import pretrained_encoder
 from cdgp.progress import Quiet
 
@@ -57,8 +58,8 @@ def test_suspects_need_two_groups_of_a_class(tmp_path: Path) -> None:
 
 def test_suspects_are_written_with_their_ranks(tmp_path: Path) -> None:
     path = tmp_path / "suspects.csv"
-    found = [suspects.Suspect("a\udcff.png", Path("a.png"), False, "fit", 0.75),
-             suspects.Suspect("b.png", Path("b.png"), True, None, 0.5)]  # fmt: skip
+    found = [Suspect("a\udcff.png", Path("a.png"), False, "fit", 0.75),
+             Suspect("b.png", Path("b.png"), True, None, 0.5)]  # fmt: skip
     suspects.write_suspects(path, found, "12ab")
     assert path.read_text().splitlines() == [
         "rank,image,split,label,probability,doubt,run_id",

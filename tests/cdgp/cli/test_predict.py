@@ -82,10 +82,10 @@ def test_overwritten_results_hold_the_new_ones_alone(model: Path, tmp_path: Path
         noise_image(tmp_path / f"images/{i}.png", (96, 80), i)
     out = tmp_path / "out"
     assert cdgp("predict", model, tmp_path / "images", "--out", out).exit_code == 0
-    assert len(list(out.rglob("*.png"))) == 3
+    assert len(list(out.rglob("*.jpg"))) == 3
     one = tmp_path / "images/1.png"
     assert cdgp("predict", model, one, "--out", out, "--overwrite").exit_code == 0
-    assert len(list(out.rglob("*.png"))) == 1
+    assert len(list(out.rglob("*.jpg"))) == 1
     before = snapshot(out)
     result = cdgp("predict", model, out / "overlays", "--out", out, "--overwrite")
     assert result.exit_code == 1 and "where a run keeps its own files" in plain(result)
@@ -124,7 +124,7 @@ def test_interrupted_prediction_keeps_its_scores(
     monkeypatch.undo()
     seen: list[Path] = []
     # What a kill in the middle of a write leaves behind goes; what is the user's stays.
-    for name in ("overlays/.1.png.png.abcd1234.png", ".report.html.abcd1234.html", "notes.txt"):
+    for name in ("overlays/.1.png.jpg.abcd1234.jpg", ".report.html.abcd1234.html", "notes.txt"):
         (tmp_path / "out" / name).write_text("half")
 
     def count(self: Detector, path: Path) -> object:
@@ -144,7 +144,7 @@ def test_interrupted_prediction_keeps_its_scores(
         assert ours[name] == theirs[name]
     assert not (tmp_path / "out/unfinished.sqlite").exists()
     left = {p.name for p in (tmp_path / "out").rglob("*") if p.suffix != ".json"}
-    assert left == {"overlays", *(f"{i}.png.png" for i in range(4)), "scores.csv", "report.html",
+    assert left == {"overlays", *(f"{i}.png.jpg" for i in range(4)), "scores.csv", "report.html",
                     "notes.txt"}  # fmt: skip
     assert "holds no unfinished prediction" in plain(cdgp(*again, "--resume"))
 

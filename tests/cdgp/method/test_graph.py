@@ -34,6 +34,7 @@ from cdgp.method.graph import (
     EvidenceGraph,
     InferenceGraph,
     OutputGraph,
+    PValue,
     SurprisalTable,
     TokenHead,
     check_table,
@@ -43,7 +44,7 @@ from cdgp.method.graph import (
 from cdgp.method.kernels import linear, spherical_rbf
 from cdgp.method.network import Evidence, Network, calibrated
 from cdgp.method.resize import upsample_matmul
-from cdgp.method.score import ImageCalibrator, image_score
+from cdgp.method.score import TIED, ImageCalibrator, conformal_table, image_score, p_value
 from cdgp.method.student import ReverseStudent
 from cdgp.method.tokens import TokenProjection
 from cdgp.presets import InferenceSettings
@@ -425,6 +426,25 @@ def test_graph_of_every_kind_of_model(kind: str) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("decimals", [None, 2, 1, 0])
+def test_p_value_in_torch_is_that_of_numpy(decimals: int | None, dtype: torch.dtype) -> None:
+    """On 50 draws of 1 to 200 good images, rounded so that some tie or are nearly one number."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        good = rng.normal(-3, 2, int(rng.integers(1, 201)))
+        good = good if decimals is None else good.round(decimals)
+        # Numbers that float32 holds, so that both read the same place off the same table.
+        good = np.r_[good, good[:9] + rng.uniform(0, TIED, len(good[:9]))].astype(np.float32)
+        table = conformal_table(good.tolist())
+        low, high, spread = float(good.min()), float(good.max()), table.spread
+        queries = np.r_[good, np.linspace(low - spread, high + 20 * spread, 999, dtype=np.float32)]
+        found = PValue(table).to(dtype)(torch.from_numpy(queries).to(dtype))
+        assert found.dtype == dtype and found.shape == (len(queries),)
+        expected = p_value(queries.astype(np.float64), table)
+        np.testing.assert_allclose(found.numpy(), expected, atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("good", [
     np.random.default_rng(0).normal(-3, 2, 60), np.array([0.7]), np.array([-1.0, -1.0, 2.0]),
     np.array([1.0, 1.0 + 1e-12, 1.0 + 3e-8, 2.0]), np.full(5, 3.0),
@@ -443,7 +463,7 @@ def test_p_value_of_the_graph_against_float64(good: NDArray[np.float64]) -> None
     assert found.dtype == torch.float32
     assert float(found.min()) >= 0 and float(found.max()) < 1
     assert float(found.diff().min()) >= -1e-6
-    expected = image_score(pooled, known)
+    expected = torch.from_numpy(image_score(pooled, known))
     # Within rounding of a good image its place between two others is not known in float32.
     clear = np.abs(pooled.numpy() - good).min(1) > 1e-5
     torch.testing.assert_close(found[clear].double(), expected[clear], atol=2e-5, rtol=0)
@@ -473,7 +493,7 @@ def test_other_precision_and_mode(tiny_run: Run, inference: dict[str, str]) -> N
         pytest.skip("torch.compile needs a C++ compiler, and g++ is not here")
     model, cpu = tiny_run.detector.model, torch.device("cpu")
     chosen = InferenceSettings.model_validate(inference)
-    images = random_images(2, model.settings.input_size)
+    images = random_images(2, model.settings.input_size).numpy()
     plain, found = (
         TorchRuntime(model, cpu).run(images),
         TorchRuntime(model, cpu, chosen).run(images),
@@ -481,8 +501,8 @@ def test_other_precision_and_mode(tiny_run: Run, inference: dict[str, str]) -> N
     if chosen.precision == "float32":
         torch.testing.assert_close(found.fused, plain.fused, atol=1e-4, rtol=1e-5)
     else:
-        assert found.fused.dtype == torch.float32
-        moved = (found.fused - plain.fused).abs()
+        assert found.fused.dtype == np.float32
+        moved = np.abs(found.fused - plain.fused)
         assert float(moved.max()) > 1e-4 and float(moved.mean()) < 0.2 * float(plain.fused.std())
     torch.testing.assert_close(found.pred_score, plain.pred_score, atol=0.01, rtol=0)
 

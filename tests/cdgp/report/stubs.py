@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
-from torch import Tensor
 
 from cdgp.decision import Decision
 from cdgp.evaluation import ScoredImage
 from cdgp.inference import Detector, Prediction, Region, find_regions
-from cdgp.method.network import Outputs
 from cdgp.method.score import ImageCalibrator
 from cdgp.presets import settings
+from cdgp.runtimes.base import Array, Outputs
 from cdgp.runtimes.card import Card
 
 SCALE = (0.0, 10.0)
@@ -28,7 +27,7 @@ class NoRuntime:
 
     name = "none"
 
-    def run(self, images: Tensor) -> Outputs:
+    def run(self, images: Array) -> Outputs:
         raise NotImplementedError
 
 

@@ -70,8 +70,8 @@ def test_galleries_need_no_image_that_was_scored_again(tmp_path: Path) -> None:
 def test_memory_for_thumbnails_is_bounded(tmp_path: Path) -> None:
     detector = StubDetector()
     rows, thumbnails = scored(tmp_path, 100, detector)
-    assert len(thumbnails._made) <= SHOWN * len(SELECTIONS)
-    assert set(thumbnails._made) == {r.path for g in galleries(rows, 0.5) for r in g.rows}
+    assert len(thumbnails._kept) <= SHOWN * len(SELECTIONS)
+    assert set(thumbnails._kept) == {r.path for g in galleries(rows, 0.5) for r in g.rows}
 
 
 def test_images_to_keep_are_kept_whatever_their_score(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from tests.cdgp.report.stubs import ROWS, Page, StubDetector, on_disk
 
-from cdgp import artifact
+from cdgp.decision import Decision
 from cdgp.evaluation import ScoredImage, image_metrics, pixel_metrics
 from cdgp.report.html import TrainingFacts, format_metrics, training_charts, write_report
 
@@ -98,7 +98,7 @@ def test_what_rests_on_one_part_has_no_four_digits(tmp_path: Path) -> None:
     """One defective part: a count in place of a rate, no calibration error, few digits."""
     detector = StubDetector(notes=("the probability rests on a single defective image",))
     image = detector.card.image._replace(good_groups=9, defective_groups=1)
-    decision = artifact.Decision(0.54321, "of the test", None).at(0.123456)
+    decision = Decision(0.54321, "of the test", None).at(0.123456)
     detector.card = detector.card._replace(image=image, decision=decision)
     scores = [0.012345, 0.2, 0.3, 0.98765]
     rows = [on_disk(tmp_path, f"{i}.png", s, i == 3) for i, s in enumerate(scores)]
@@ -203,7 +203,7 @@ def test_settings_in_the_page_are_the_settings(tmp_path: Path) -> None:
 def test_a_p_value_is_called_no_probability(tmp_path: Path) -> None:
     detector = StubDetector()
     image = detector.card.image._replace(good_logits=(0.0, 1.0), good_groups=2)
-    decision = artifact.Decision(0.95, "p-value below 0.05", None, is_p_value=True)
+    decision = Decision(0.95, "p-value below 0.05", None, is_p_value=True)
     made = {"rests_on": "good images alone"}
     detector.card = detector.card._replace(image=image, decision=decision, provenance=made)
     metrics = image_metrics(ROWS, detector)

@@ -126,12 +126,12 @@ def test_quiet_areas_keep_their_image() -> None:
     assert np.abs(np.asarray(plain, int) - np.asarray(laid, int)).max() <= 8
 
 
-def test_write_overlay_leaves_one_png(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "part.jpg.png"
+def test_write_overlay_leaves_one_jpeg(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "part.png.jpg"
     write_overlay(path, np.zeros((40, 40, 3), np.float32), predicted(np.zeros((40, 40))), SCALE)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     with Image.open(path) as image:
-        assert image.format == "PNG"
+        assert image.format == "JPEG"
 
 
 @pytest.mark.parametrize(

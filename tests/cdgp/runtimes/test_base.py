@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.helpers import ROOT
 
 from cdgp.errors import ModelFileError, SettingsError
-from cdgp.runtimes.base import OUTPUT_RANKS, check_signature, require_package
+from cdgp.method import network
+from cdgp.runtimes.base import OUTPUT_RANKS, Outputs, check_signature, require_package
 from cdgp.workflows import Run
 
 COMMANDS = """
@@ -164,3 +166,20 @@ def test_a_right_signature(inputs: dict[str, Any]) -> None:
 def test_another_signature(inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
     with pytest.raises(ModelFileError, match=r"^a\.onnx: .*expected; export again"):
         check_signature(inputs, outputs, (64, 96), "a.onnx")
+
+
+def test_outputs_of_runtimes_graphs_and_files_are_the_same() -> None:
+    """In one order: runtimes take them from the graph by their place."""
+    assert list(Outputs._fields) == list(network.Outputs._fields) == list(OUTPUT_RANKS)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_outputs_are_split_by_image(batch: int) -> None:
+    rng = np.random.default_rng(0)
+    sides = {1: (batch,), 2: (batch, 2), 3: (batch, 5, 4)}
+    outputs = Outputs(*(rng.random(sides[rank], np.float32) for rank in OUTPUT_RANKS.values()))
+    parts = outputs.split()
+    assert len(parts) == batch
+    for index, part in enumerate(parts):
+        for whole, one in zip(outputs, part, strict=True):
+            assert one.shape == (1, *whole.shape[1:]) and np.array_equal(one[0], whole[index])

@@ -5,16 +5,17 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from scipy.special import expit
 
 from cdgp.artifact import Model
 from cdgp.decision import Decision
 from cdgp.errors import ModelFileError, TrainingError
 from cdgp.export import BATCHES, check_parity
-from cdgp.method.network import Outputs
 from cdgp.method.score import ImageCalibrator
+from cdgp.runtimes.base import Array, Outputs
 from cdgp.runtimes.parity import Parity, compare
 from cdgp.runtimes.torch import TiledRuntime, TorchRuntime
 from cdgp.training.dataset import InputCache, WeakDataset
@@ -39,12 +40,12 @@ class Fake:
         self.change, self.only = change, only
         self.sizes: list[int] = []
 
-    def run(self, images: Tensor) -> Outputs:
+    def run(self, images: Array) -> Outputs:
         self.sizes.append(len(images))
-        red, green, blue = images.unbind(1)
+        red, green, blue = (images[:, i] for i in range(3))
         a = blue.mean((1, 2))
-        pooled = torch.stack([a, red.amax((1, 2))], 1)
-        outputs = Outputs(red + green, green.clone(), red.clone(), pooled, torch.sigmoid(a))
+        pooled = np.stack([a, red.max((1, 2))], 1)
+        outputs = Outputs(red + green, green.copy(), red.copy(), pooled, expit(a))
         if self.change and self.only in (None, len(images)):
             return self.change(outputs)
         return outputs
@@ -62,13 +63,13 @@ def model(tiny_run: Run) -> Model:
     tail = trained.calibration.tail._replace(scores=torch.linspace(0, 1, NORMALS))
     image = ImageCalibrator((0.0, 0.0), (1.0, 1.0), (1.0, 0.0), 0.0)
     known = trained.calibration._replace(tail=tail, image=image)
-    threshold = float(torch.sigmoid(torch.tensor(0.5, dtype=torch.float64)))
+    threshold = float(expit(0.5))
     decision = Decision(threshold, "of the test", None)
     return trained._replace(network=network, calibration=known, decision=decision)
 
 
-def images(count: int) -> list[Tensor]:
-    return list(torch.rand(count, 3, 8, 8, generator=torch.Generator().manual_seed(0)))
+def images(count: int) -> list[Array]:
+    return list(np.random.default_rng(0).random((count, 3, 8, 8), np.float32))
 
 
 def compared(model: Model, runtime: Fake, count: int = 17) -> Parity:
@@ -80,7 +81,7 @@ def test_the_same_numbers_have_no_difference(model: Model) -> None:
     assert parity.images == 17 and parity.worst == parity.surprisal == parity.ranks == 0
     assert parity.changed == ()
     assert parity.scores == parity.expected_scores
-    expected = [float(torch.sigmoid(image[2].mean().double())) for image in images(17)]
+    expected = [float(expit(image[2].mean(dtype=np.float64))) for image in images(17)]
     assert parity.scores == pytest.approx(expected, abs=1e-7)
 
 
@@ -88,7 +89,7 @@ def test_every_image_goes_through_every_batch_and_is_read_once(model: Model) -> 
     read, advanced = 0, 0
     reference, runtime = Fake(), Fake()
 
-    def inputs() -> Iterator[Tensor]:
+    def inputs() -> Iterator[Array]:
         nonlocal read
         for image in images(17):
             read += 1
@@ -111,8 +112,8 @@ def test_one_moved_value_is_found(model: Model, name: str, only: int) -> None:
     """In the last image of each batch of one size alone."""
 
     def move(outputs: Outputs) -> Outputs:
-        value: Tensor = getattr(outputs, name)
-        value.view(len(value), -1)[-1, -1] += 0.25
+        value: Array = getattr(outputs, name)
+        value.reshape(len(value), -1)[-1, -1] += 0.25
         return outputs
 
     parity = compared(model, Fake(move, only))
@@ -128,7 +129,7 @@ def test_not_a_number_is_the_largest_difference(model: Model, name: str, value: 
     """In one image of a batch of three alone, where nothing else would show it."""
 
     def spoil(outputs: Outputs) -> Outputs:
-        getattr(outputs, name).view(3, -1)[1, 0] = value
+        getattr(outputs, name).reshape(3, -1)[1, 0] = value
         return outputs
 
     assert getattr(compared(model, Fake(spoil, only=3)), name) == math.inf
@@ -136,12 +137,12 @@ def test_not_a_number_is_the_largest_difference(model: Model, name: str, value: 
 
 def test_ranks_among_the_normal_scores(model: Model) -> None:
     """A surprisal of -log(r / 100) is rank r: the neighbour is allowed, the one beyond counts."""
-    ranks = torch.arange(1, 65, dtype=torch.float64).view(8, 8)
+    ranks = np.arange(1.0, 65).reshape(8, 8)
 
     def of_rank(shift: int) -> Change:
-        surprisal = -torch.log((ranks + shift) / (NORMALS + 1)).float()
+        surprisal = -np.log((ranks + shift) / (NORMALS + 1)).astype(np.float32)
         return lambda outputs: outputs._replace(
-            surprisal=surprisal.expand(len(outputs.fused), 8, 8)
+            surprisal=np.broadcast_to(surprisal, (len(outputs.fused), 8, 8))
         )
 
     for shift, share in [(0, 0.0), (1, 0.0), (2, 1.0)]:
@@ -153,7 +154,7 @@ def test_ranks_among_the_normal_scores(model: Model) -> None:
 
 def test_changed_decisions(model: Model) -> None:
     """Images are counted once, whatever the number of batches that they change in."""
-    means = torch.stack([image[2].mean() for image in images(17)])
+    means = np.stack([image[2].mean() for image in images(17)])
     raised = [i for i, mean in enumerate(means.tolist()) if mean <= 0.5 < mean + 0.02]
     assert 0 < len(raised) < 17
 
@@ -179,10 +180,10 @@ class Changed(TorchRuntime):
 
     change: Change
 
-    def run(self, images: Tensor) -> Outputs:
+    def run(self, images: Array) -> Outputs:
         return self.change(super().run(images))
 
-    def run_tiled(self, image: Tensor, window: tuple[int, int]) -> Outputs:
+    def run_tiled(self, image: Array, window: tuple[int, int]) -> Outputs:
         return self.change(super().run_tiled(image, window))
 
 
@@ -195,7 +196,7 @@ def broken(outputs: Outputs) -> Outputs:
 
 
 def decided_otherwise(outputs: Outputs) -> Outputs:
-    return outputs._replace(pooled=torch.where(outputs.pooled > 0.5, -9.0, 9.0))
+    return outputs._replace(pooled=np.where(outputs.pooled > 0.5, np.float32(-9), np.float32(9)))
 
 
 def changed_runtime(model: Model, change: Change) -> Changed:
@@ -219,7 +220,7 @@ def test_export_and_training_refuse_what_moves(
         check_inference(fast, model, dataset)
     if not dataset.tile:  # tiled models cannot be exported
         plain = TorchRuntime(model, torch.device("cpu"))
-        inputs = [dataset.input(i) for i in range(len(dataset))]
+        inputs = [dataset.input(i).numpy() for i in range(len(dataset))]
         parity = compare(plain, fast, inputs, model, (1, 3))
         with pytest.raises(ModelFileError, match=r"a\.onnx"):
             check_parity(parity, Path("a.onnx"), "fake")
@@ -230,7 +231,7 @@ def test_export_and_training_accept_the_same_numbers(model: Model, dataset: Weak
     record = check_inference(fast, model, dataset)
     assert record == {"fused": 0, "pooled": 0, "pred_score": 0, "decisions_changed": 0}
     if not dataset.tile:
-        inputs = [dataset.input(i) for i in range(len(dataset))]
+        inputs = [dataset.input(i).numpy() for i in range(len(dataset))]
         parity = compare(fast, fast, inputs, model, (1,))
         check_parity(parity, Path("a.onnx"), "fake")
 
@@ -238,7 +239,7 @@ def test_export_and_training_accept_the_same_numbers(model: Model, dataset: Weak
 def test_a_decision_may_change_next_to_the_threshold(model: Model, dataset: WeakDataset) -> None:
     """In training alone: a bound on false rejects puts the threshold on the score of an image."""
     plain = TorchRuntime(model, torch.device("cpu"))
-    inputs = [dataset.input(i) for i in range(len(dataset))]
+    inputs = [dataset.input(i).numpy() for i in range(len(dataset))]
     runtime = TiledRuntime(plain, dataset.size) if dataset.tile else plain
     scores = compare(runtime, runtime, inputs, model, (1,)).scores
     at_a_score = model._replace(decision=model.decision._replace(threshold=max(scores)))

@@ -13,7 +13,7 @@ from tests.helpers import ROOT, SHARED
 
 import cdgp
 from cdgp.errors import SettingsError
-from cdgp.method.network import Outputs
+from cdgp.runtimes.base import Array, Outputs
 from cdgp.runtimes.openvino import OpenVinoRuntime
 from cdgp.runtimes.sealed import read_exported
 from cdgp.runtimes.torch import TorchRuntime
@@ -88,14 +88,14 @@ def test_threads_get_equal_results(tiny_run: Run, exported: dict[str, Path], tar
 def test_threads_with_inputs_of_other_shapes(exported: dict[str, Path]) -> None:
     """A plan for one shape is not replaced under a thread that runs it."""
     runtime = OpenVinoRuntime(read_exported(exported["openvino"]), threads=1)
-    generator = torch.Generator().manual_seed(0)
-    inputs = [torch.rand(batch, 3, 64, 64, generator=generator) for batch in (1, 2, 3)]
+    rng = np.random.default_rng(0)
+    inputs = [rng.random((batch, 3, 64, 64), np.float32) for batch in (1, 2, 3)]
     expected = [runtime.run(images).pooled for images in inputs]
 
     def work(turn: int) -> None:
         for i in range(4):
             index = (i + turn) % len(inputs)
-            assert torch.equal(runtime.run(inputs[index]).pooled, expected[index])
+            assert np.array_equal(runtime.run(inputs[index]).pooled, expected[index])
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(work, range(6)))
@@ -138,7 +138,7 @@ def test_a_gpu_is_not_used_after_a_fork(tiny_run: Run, monkeypatch: pytest.Monke
     runtime = TorchRuntime(tiny_run.detector.model, torch.device("cpu"))
     runtime.device = torch.device("cuda")
     monkeypatch.setattr("os.getpid", lambda: -1)
-    image = torch.zeros(1, 3, 64, 64)
+    image = np.zeros((1, 3, 64, 64), np.float32)
     with pytest.raises(SettingsError, match="load it in the child"):
         runtime.run(image)
     with pytest.raises(SettingsError, match="load it in the child"):
@@ -147,10 +147,10 @@ def test_a_gpu_is_not_used_after_a_fork(tiny_run: Run, monkeypatch: pytest.Monke
 
 def test_openvino_is_not_used_where_a_fork_met_a_run(exported: dict[str, Path]) -> None:
     runtime = OpenVinoRuntime(read_exported(exported["openvino"]), threads=1)
-    image, seen = torch.zeros(1, 3, 64, 64), []
+    image, seen = np.zeros((1, 3, 64, 64), np.float32), []
     infer = runtime._infer
 
-    def forked(images: torch.Tensor) -> Outputs:
+    def forked(images: Array) -> Outputs:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("os.getpid", lambda: -1)
             with pytest.raises(SettingsError, match="forked while another thread predicted"):
@@ -162,7 +162,7 @@ def test_openvino_is_not_used_where_a_fork_met_a_run(exported: dict[str, Path]) 
     runtime.run(image)
     assert len(seen) == 1
     runtime._infer = infer  # type: ignore[method-assign]
-    assert torch.isfinite(runtime.run(image).pooled).all()
+    assert np.isfinite(runtime.run(image).pooled).all()
 
 
 CHILD_ENDS = """

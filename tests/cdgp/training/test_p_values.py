@@ -60,8 +60,7 @@ def test_few_good_images_reject_what_is_odder_than_all(count: int) -> None:
     if count == 1:  # without a spread there are no interquartile ranges
         good, new = np.zeros((1, 2)), np.repeat(np.linspace(-1, 1, 21)[:, None], 2, axis=1)
     decision, calibration = decided(good, SETTINGS)
-    scores = image_score(torch.tensor(new), calibration.image)
-    rejected = (scores > decision.threshold).numpy()
+    rejected = image_score(new, calibration.image) > decision.threshold
     expected = new[:, 0] > 0
     if count > 1:
         expected = oddness(new, good) > oddness(good, good).max()
@@ -78,7 +77,7 @@ def test_many_good_images_reject_below_the_limit(count: int, limit: float) -> No
     rng = np.random.default_rng(count)
     good, new = rng.normal(size=(count, 2)), rng.normal(size=(1000, 2)) * 2
     decision, calibration = decided(good, DecisionSettings(p_value=limit))
-    rejected = (image_score(torch.tensor(new), calibration.image) > decision.threshold).numpy()
+    rejected = image_score(new, calibration.image) > decision.threshold
     ahead = oddness(good, good)[None] - oddness(new, good)[:, None]
     p, tied = ((1 + (ahead >= least).sum(1)) / (count + 1) for least in (0, -TIED))
     assert (p[rejected] <= limit).all() and rejected.any()
@@ -93,7 +92,7 @@ def test_new_good_images_are_rejected_no_more_often_than_stated() -> None:
     for _ in range(draws):
         good = rng.normal(size=(60, 2))
         decision, calibration = decided(good, SETTINGS)
-        new = torch.tensor(rng.normal(size=(1, 2)))
+        new = rng.normal(size=(1, 2))
         rejected += int(image_score(new, calibration.image)[0] > decision.threshold)
     assert rejected / draws <= 0.05 + 4 * np.sqrt(0.05 * 0.95 / draws)
     assert rejected > 0
@@ -102,7 +101,7 @@ def test_new_good_images_are_rejected_no_more_often_than_stated() -> None:
 def test_a_bound_on_false_rejects_is_the_rank_of_a_good_image() -> None:
     good = np.random.default_rng(3).normal(size=(19, 2))
     decision, calibration = decided(good, DecisionSettings(max_false_rejects=0.2))
-    scores = np.sort(image_score(torch.tensor(good), calibration.image).numpy())
+    scores = np.sort(image_score(good, calibration.image))
     assert decision.threshold == scores[15], "ceil(20 * 0.8) = 16 th"
     assert decision.false_reject_bound == pytest.approx(0.2)
     assert decision.is_p_value

@@ -165,7 +165,8 @@ def test_student_reconstructs_normal_images_and_fails_on_defects(tmp_path: Path)
             continue
         pixels, mask = plant_defect(read_image(sample.image, WHITE), np.random.default_rng(index))
         with torch.inference_mode():
-            features = teacher(teacher.normalise(to_input(pixels, (128, 128))[None]))
+            batch = torch.from_numpy(to_input(pixels, (128, 128)))[None]
+            features = teacher(teacher.normalise(batch))
             rebuilt = student(features[2], [(f.shape[-2], f.shape[-1]) for f in features])
             for name, output in (("student", rebuilt), ("copy", features)):
                 r = residual_map(residuals(features, output))

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 from tests.cdgp.workflows.watching import Counted
-from torch import Tensor
 
 from cdgp.data import images
-from cdgp.method.network import Outputs
+from cdgp.runtimes.base import Array, Outputs
 from cdgp.runtimes.torch import TorchRuntime
 
 
@@ -23,9 +22,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
         found.reads[path] += 1
         return read(path, *arguments, **options)
 
-    def counting_run(self: TorchRuntime, batch: Tensor) -> Outputs:
+    def counting_run(self: TorchRuntime, batch: Array) -> Outputs:
         for image in batch:
-            found.inputs[hashlib.sha256(image.numpy().tobytes()).hexdigest()] += 1
+            found.inputs[hashlib.sha256(image.tobytes()).hexdigest()] += 1
         return run(self, batch)
 
     monkeypatch.setattr(images, "read_with_facts", counting_read)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.cdgp_bench.helpers import tiny_options, tiny_variant_settings
 from tests.helpers import WHITE
 
@@ -38,7 +39,8 @@ def test_methods_score_every_image_and_train_once(
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")} == checkpoints
     np.testing.assert_allclose(again[0].anomaly_map, scored[0].anomaly_map, atol=1e-6)
     network, predict = fitted.pipeline()
-    predict(to_input(read_image(paths[0], WHITE), chosen.input_size)[None])
+    image = to_input(read_image(paths[0], WHITE), chosen.input_size)
+    predict(torch.from_numpy(image)[None])
     assert sum(p.numel() for p in network.parameters()) > 10_000
     for size, expected in ((None, "native"), (chosen.input_size, "input")):
         found = scores_of(fitted, prepared.manifest, size, True, Quiet())

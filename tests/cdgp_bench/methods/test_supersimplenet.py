@@ -128,8 +128,8 @@ def test_supersimplenet_map_is_blurred_at_the_input_size(
     (scored,) = fitted.score([path])
     network: Any = fitted.pipeline().network
     with torch.inference_mode():
-        image = to_input(read_image(path, WHITE), chosen.input_size)[None]
-        logits = network.logits(network.adaptor(network.features(image))).position
+        image = torch.from_numpy(to_input(read_image(path, WHITE), chosen.input_size))
+        logits = network.logits(network.adaptor(network.features(image[None]))).position
         spread = interpolate(logits, (64, 64), mode="bilinear")[0, 0].numpy()
     expected = gaussian_filter(spread, 4.0, mode="mirror", truncate=3.0)
     np.testing.assert_allclose(scored.anomaly_map, expected, atol=1e-4)

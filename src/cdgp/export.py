@@ -7,9 +7,11 @@ real images beside torch, in batches of 1, 3 and 5.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,15 +23,15 @@ from cdgp.artifact import Model
 from cdgp.data.images import read_image, to_input
 from cdgp.data.manifest import Manifest, read_csv
 from cdgp.data.walk import Search, tell, walk_images
-from cdgp.errors import DataError, ModelFileError, OutputError, SettingsError
+from cdgp.errors import CdgpError, DataError, ModelFileError, OutputError, SettingsError
 from cdgp.files import digest, subsample_evenly
 from cdgp.locks import one_writer
 from cdgp.method.network import Outputs
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import Settings, size_problem
 from cdgp.progress import Progress
-from cdgp.run_folder import MANIFEST, check_one_run, check_writable, model_file, run_id_of
-from cdgp.runtimes import INPUT, require_package
+from cdgp.run_folder import BEST, MANIFEST, check_one_run, check_writable, model_file, run_id_of
+from cdgp.runtimes import EXPORTED, INPUT, open_exported, require_package
 from cdgp.runtimes.base import Array
 from cdgp.runtimes.card import card_of, to_metadata
 from cdgp.runtimes.onnx import OnnxRuntime
@@ -130,6 +132,39 @@ def export(
     with one_writer(options.out.parent, "export", "choose another --out", options.out):
         check_options(options)
         return _export(model, options, progress, images)
+
+
+def best_runtime(model: Path, images: Sequence[Path], progress: Progress) -> Path:
+    """A run as the file of the fastest runtime that is installed: OpenVINO, else onnxruntime.
+
+    It is exported beside the model, with the comparison that every export has, on ``images`` where
+    no manifest of a run lies there, and kept until the model or cdgp changes. An exported file is
+    given back as it is.
+
+    Raises:
+        SettingsError: no such runtime is installed.
+        CdgpError: see ``export``.
+    """
+    if model.suffix.lower() in EXPORTED:
+        return model
+    path = model_file(model)
+    for target in ("openvino", "onnx"):
+        needed = ("onnx", "onnxscript", TARGETS[target].runtime)
+        if all(find_spec(package) for package in needed):
+            break
+    else:
+        raise SettingsError(
+            "--best-runtime: neither OpenVINO nor onnxruntime is installed: pip install "
+            "'cdgp[openvino]' or 'cdgp[onnx]', or in a clone pip install -e '.[openvino]'"
+        )
+    out = path.with_name(f"{BEST}{TARGETS[target].suffix}")
+    with suppress(CdgpError):  # none, of another version, or damaged
+        made = open_exported(out)[0].export
+        if (made["model_sha256"], made["versions"]["cdgp"]) == (digest(path), version("cdgp")):
+            return out
+    compared = () if path.with_name(MANIFEST).is_file() else images
+    export(path, ExportOptions(target, out, overwrite=True), progress, compared)
+    return out
 
 
 def _export(

@@ -23,6 +23,7 @@ own. Every file is written whole or not at all (see `files.atomic_write`), by on
 | `checkpoints/`      | unfinished training; removed at its end                  | train           |
 | `unfinished.sqlite` | unfinished prediction; removed at its end                | predict         |
 | `unfinished.image`  | the image that it works on; removed at its end           | predict         |
+| `best-runtime`      | with `--best-runtime`: the model as exported             | predict         |
 | `.lock`             | held by the process that works in the folder             | all             |
 | `.lock.json`        | which process that is, since when                        | all             |
 | `.lock.soft`        | in place of `.lock` on a share without locks             | all             |
@@ -75,8 +76,21 @@ WORKING = "unfinished.image"
 
 RESULT_FOLDERS = (OVERLAYS, MAPS)
 OWN_FOLDERS = (*RESULT_FOLDERS, CHECKPOINTS)
+BEST = "best-runtime"
+"""The name of what ``--best-runtime`` keeps beside a model, without its suffix."""
 OWN_FILES = {
-    "train": (MODEL, SCORES, METRICS, SUSPECTS, CHECK, LOG, MANIFEST, CONFIG, REPORT),
+    "train": (
+        MODEL,
+        SCORES,
+        METRICS,
+        SUSPECTS,
+        CHECK,
+        LOG,
+        MANIFEST,
+        CONFIG,
+        REPORT,
+        *(f"{BEST}{suffix}" for suffix in (".xml", ".bin", ".onnx")),
+    ),
     "predict": (SCORES, UNREADABLE, LEDGER, f"{LEDGER}-journal", WORKING, REPORT),
     "evaluate": (SCORES, METRICS, REPORT),
     "check": (CHECK, CHECK_PAGE),

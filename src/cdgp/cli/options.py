@@ -88,6 +88,13 @@ Overlays = Annotated[
         "ones, where nothing is said."
     ),
 ]
+BestRuntime = Annotated[
+    bool,
+    typer.Option(
+        help="Run the model in OpenVINO or onnxruntime where they are installed; it is exported "
+        "beside the model once."
+    ),
+]
 Workers = Annotated[
     int | None,
     typer.Option(help="Images that are worked on at the same time; one a core by default."),

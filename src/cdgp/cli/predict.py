@@ -16,6 +16,7 @@ def predict(
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     defect_rate: options.DefectRate = None,
+    best_runtime: options.BestRuntime = False,
     workers: options.Workers = None,
     batch: options.Batch = None,
     quiet: options.Quiet = False,
@@ -36,6 +37,8 @@ def predict(
       cdgp predict runs/parts/model.safetensors a.png b.png --out scores --save-maps
 
       cdgp predict runs/parts new_images --out runs/parts-monday --resume
+
+      cdgp predict runs/parts new_images --out runs/parts-monday --best-runtime
     """
     from cdgp.errors import DataError
     from cdgp.report.results import FEW
@@ -44,8 +47,8 @@ def predict(
 
     done = predict_folder(
         model, paths, out_folder, overlays=overlays, save_maps=save_maps, resume=resume,
-        overwrite=overwrite, defect_rate=defect_rate, workers=workers, batch=batch,
-        progress=bars(quiet),
+        overwrite=overwrite, defect_rate=defect_rate, best_runtime=best_runtime,
+        workers=workers, batch=batch, progress=bars(quiet),
     )  # fmt: skip
     say(f"{done.scored} scored, {done.rejected} called defective: {out_folder}")
     if done.overlays == "rejected" and overlays is None:

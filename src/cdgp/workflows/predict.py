@@ -72,6 +72,7 @@ def predict_folder(
     resume: bool = False,
     overwrite: bool = False,
     defect_rate: float | None = None,
+    best_runtime: bool = False,
     workers: int | None = None,
     batch: int | None = None,
     progress: Progress | None = None,
@@ -92,6 +93,8 @@ def predict_folder(
         resume: go on with the unfinished prediction in ``out``.
         overwrite: replace the results of an earlier prediction in ``out``.
         defect_rate: as ``inference.load`` takes it.
+        best_runtime: run the model in OpenVINO or onnxruntime where they are installed, see
+            ``export.best_runtime``.
         workers: images that are worked on at the same time; one a core where None.
         batch: images that each worker hands to the network at once; 1 where None. Another number
             may move a score by a millionth.
@@ -106,7 +109,12 @@ def predict_folder(
     folder = Path(out)
     given = [images] if isinstance(images, str | os.PathLike) else images
     threads = Threads.of(workers, batch)
-    detector, model_sha256 = _load(Path(model), threads, defect_rate)
+    model = Path(model)
+    if best_runtime:
+        from cdgp import export  # it imports torch
+
+        model = export.best_runtime(model, list(map(Path, given)), progress or Quiet())
+    detector, model_sha256 = _load(model, threads, defect_rate)
     places = _places(given, folder)
     with run_folder.lock(folder, "predict"):
         count, not_scored = _counted(places)

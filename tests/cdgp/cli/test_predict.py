@@ -13,7 +13,9 @@ from tests.cdgp.workflows.watching import contents
 from tests.helpers import cdgp, noise_image, plain, save_image, snapshot
 
 from cdgp.artifact import digest_of
+from cdgp.errors import SettingsError
 from cdgp.inference import Detector
+from cdgp.report import results
 
 
 @pytest.mark.parametrize("keep", [0, 7, 1000, -10])
@@ -253,3 +255,49 @@ def test_warnings_reach_every_result_and_the_exit_code_stays(model: Path, tmp_pa
     one = cdgp("predict", model, pics / "0.png", "--out", tmp_path / "one", "--quiet")
     assert "carry warnings" not in one.output and "carries warnings" not in one.output
     assert "⚠" not in (tmp_path / "one/report.html").read_text()
+
+
+@pytest.mark.parametrize("overlays", ["all", "rejected", "none"])
+def test_overlays_are_of_the_images_that_are_asked_for(
+    model: Path, tmp_path: Path, overlays: str
+) -> None:
+    for i in range(6):
+        noise_image(tmp_path / f"images/{i}.png", (96, 80), i)
+    save_image(tmp_path / "images/black.png", np.zeros((64, 64, 3), np.uint8))  # always rejected
+    out, options = tmp_path / "out", ("--overlays", overlays, "--workers", "3", "--batch", "2")
+    assert cdgp("predict", model, tmp_path / "images", "--out", out, *options).exit_code == 0
+    with (out / "scores.csv").open(newline="") as file:
+        rejected = {r["image"] for r in csv.DictReader(file) if r["pred_label"] == "defective"}
+    assert "black.png" in rejected
+    wanted = {"all": {f"{i}.png" for i in range(6)} | {"black.png"}, "rejected": rejected,
+              "none": set()}[overlays]  # fmt: skip
+    for suffix in (".jpg", ".json"):
+        assert {p.name.removesuffix(suffix) for p in out.rglob(f"*{suffix}")
+                if p.parent.name == "overlays"} == wanted  # fmt: skip
+
+
+def test_of_many_images_only_rejected_ones_are_drawn_and_that_is_told(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "FEW", 3)
+    for i in range(3):
+        noise_image(tmp_path / f"images/{i}.png", (96, 80), i)
+    save_image(tmp_path / "images/black.png", np.zeros((64, 64, 3), np.uint8))
+    done = cdgp("predict", model, tmp_path / "images", "--out", tmp_path / "out")
+    assert done.exit_code == 0
+    assert "3 images or more: overlays of the rejected ones; --overlays all" in plain(done)
+    assert (tmp_path / "out/overlays/black.png.jpg").is_file()
+    asked = cdgp(
+        "predict", model, tmp_path / "images", "--out", tmp_path / "b", "--overlays", "all"
+    )
+    assert "overlays of the rejected ones" not in plain(asked)
+    assert len(list((tmp_path / "b/overlays").glob("*.jpg"))) == 4
+
+
+def test_numbers_below_one_are_refused_before_anything_is_read(model: Path, tmp_path: Path) -> None:
+    noise_image(tmp_path / "a.png")
+    for option in ("--workers", "--batch"):
+        done = cdgp("predict", model, tmp_path / "a.png", "--out", tmp_path / "out", option, "0")
+        assert done.exit_code == SettingsError.exit_code
+        assert f"{option} 0: at least 1 is needed" in plain(done)
+    assert not (tmp_path / "out").exists()

@@ -196,7 +196,8 @@ def random_model(kind: str) -> Model:
     collected = CalibrationEvidence(evidence, labels, [chosen.input_size] * count)
     calibration = fit_calibration(collected, chosen)
     assert calibration.image.is_p_value == (count == 6)
-    return Model(network, calibration, Decision(0.5, "of the test", None), chosen, {"made": kind})
+    decision = Decision(0.5, "of the test", None, is_p_value=calibration.image.is_p_value)
+    return Model(network, calibration, decision, chosen, {"made": kind})
 
 
 def form_dominance(pair: DualGP, tokens: Tensor) -> Tensor:

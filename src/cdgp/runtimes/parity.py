@@ -122,7 +122,7 @@ def _batches(
 
 
 def _largest_difference(a: Array, b: Array) -> float:
-    return float(np.nan_to_num(np.abs(a - b).max(), nan=math.inf))
+    return float(np.nan_to_num(np.abs(a - b).max(), nan=math.inf, posinf=math.inf))
 
 
 def _ranks(surprisal: Array, normals: int) -> NDArray[np.float64]:

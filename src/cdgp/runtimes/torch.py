@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,7 +74,7 @@ class TorchRuntime:
             SettingsError: a GPU, in a process that was forked after this was made.
         """
         self._check_process()
-        given = torch.from_numpy(images).to(self.device)
+        given = torch.from_numpy(np.ascontiguousarray(images)).to(self.device)
         given = given.contiguous(memory_format=torch.channels_last)
         if self.inference.mode == "graph" and self.device.type == "cuda":
             with self._recording:  # its memory holds one input, and one result until it is copied

@@ -172,7 +172,10 @@ def run_line(line: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif program == "make":
         check_make(words[1:], where)
     elif "pip" in words and "install" in words:
-        check_extras(words[-1], where)
+        if "-r" in words:
+            assert (ROOT / words[-1]).is_file(), where
+        elif "--no-deps" not in words:
+            check_extras(words[-1], where)
     elif words[:2] == ["python", "-m"]:
         check_study(words[2], words[3:], where)
     elif program == "python":

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from tests.helpers import ROOT, TINY_OPTIONS, cdgp, noise_image, plain, snapshot
@@ -17,8 +17,9 @@ from tests.refused import rows
 
 from cdgp import run_folder
 from cdgp.data.manifest import Manifest
-from cdgp.inference import Detector
+from cdgp.inference import Detector, Prediction, Prepared
 from cdgp.locks import one_writer
+from cdgp.runtimes.base import Outputs
 from cdgp.workflows import Run
 from cdgp_bench.studies.refused import Row
 
@@ -163,7 +164,7 @@ def images_in_overlays(place: Place) -> tuple[int, str]:
     assert place.predict(image)[0] == 0
     (place.path / "alias").symlink_to(place.path / "out/overlays")
     with place.unchanged():
-        return place.predict(place.path / "alias/a.png.png", "--overwrite")
+        return place.predict(place.path / "alias/a.png.jpg", "--overwrite")
 
 
 def out_in_images(place: Place) -> tuple[int, str]:
@@ -220,15 +221,14 @@ def ends_the_process(place: Place) -> tuple[int, str]:
 
 def no_memory(place: Place) -> tuple[int, str]:
     place.image("in/a.png"), place.image("in/b.png")
-    predict, calls = Detector.predict_pixels, []
+    finish = Detector.finish
 
-    def predict_pixels(self: Detector, *arguments: Any) -> object:
-        calls.append(arguments)
-        if len(calls) == 1:
+    def short_of_memory(self: Detector, image: Prepared, found: Outputs) -> Prediction:
+        if "a.png" in image.name:
             raise MemoryError
-        return predict(self, *arguments)
+        return finish(self, image, found)
 
-    place.monkeypatch.setattr(Detector, "predict_pixels", predict_pixels)
+    place.monkeypatch.setattr(Detector, "finish", short_of_memory)
     found = place.predict(place.path / "in")
     with (place.path / "out/scores.csv").open() as file:
         assert [row["image"] for row in csv.DictReader(file)] == ["b.png"]

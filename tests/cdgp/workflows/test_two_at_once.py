@@ -194,7 +194,7 @@ def run_ids(folder: Path) -> set[str]:
     found: set[str] = set()
     for path in (p for p in folder.rglob("*") if p.is_file()):
         ids = list(ids_in(path))
-        assert ids or path.suffix in (".png", ".npy"), f"{path} says not which run it is of"
+        assert ids or path.suffix in (".jpg", ".npy"), f"{path} says not which run it is of"
         found |= set(ids)
     return found
 

@@ -1,6 +1,5 @@
 """Images in bounded queues: the results of one by one, and no image at another's cost."""
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -148,16 +147,14 @@ def test_large_images_leave_little_room(
 
 
 def test_what_is_left_early_is_not_worked_on(tiny_run: Run, tmp_path: Path) -> None:
-    runtime, paths = Stub(), shades(tmp_path, 40)
-    with closing(
-        stream(stubbed(tiny_run, runtime), enumerate(paths), kept, Threads(2, 1))
-    ) as found:
+    runtime, images, threads = Stub(), enumerate(shades(tmp_path, 40)), Threads(2, 1)
+    with closing(stream(stubbed(tiny_run, runtime), images, kept, threads)) as found:
         next(found)
-    time.sleep(0.2)
+    # Closed, nothing is in work any more.
     seen = len(runtime.batches)
-    time.sleep(0.3)
-    assert len(runtime.batches) == seen < 20
-    assert not [t for t in threading.enumerate() if "ThreadPool" in t.name and t.is_alive()]
+    assert seen <= 2 * threads.workers + 1
+    assert next(images)[0] <= 2 * threads.workers + 1
+    assert len(runtime.batches) == seen
 
 
 @pytest.mark.parametrize("numbers", [(0, 1), (1, 0), (-3, 4)])

@@ -149,8 +149,7 @@ def best_runtime(model: Path, images: Sequence[Path], progress: Progress) -> Pat
         return model
     path = model_file(model)
     for target in ("openvino", "onnx"):
-        needed = ("onnx", "onnxscript", TARGETS[target].runtime)
-        if all(find_spec(package) for package in needed):
+        if all(find_spec(package) for package in packages_of(target)):
             break
     else:
         raise SettingsError(
@@ -205,6 +204,11 @@ def _export(
     return exported
 
 
+def packages_of(target: str) -> tuple[str, ...]:
+    """The packages that write and compare a file of a target."""
+    return "onnx", "onnxscript", TARGETS[target].runtime
+
+
 def check_options(options: ExportOptions) -> None:
     """Check, before any work, what can be known of an export beforehand; see ``export``."""
     target, out = options.target, options.out
@@ -214,7 +218,7 @@ def check_options(options: ExportOptions) -> None:
         raise SettingsError(f"--out {out}: a file for {target} ends in {TARGETS[target].suffix}")
     if options.int8 and target != "openvino":
         raise SettingsError("--int8 is for OpenVINO: give --to openvino")
-    for package in ("onnx", "onnxscript", TARGETS[target].runtime):
+    for package in packages_of(target):
         require_package(package)
     if options.int8:
         require_package("nncf")

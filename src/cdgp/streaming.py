@@ -93,8 +93,9 @@ def stream(
     def work(group: list[tuple[K, Path]]) -> list[tuple[K, R | Exception]]:
         nonlocal largest
         read = [_read(detector, path) for _, path in group]
-        largest = max(largest, *(i.pixels.nbytes for i in read if isinstance(i, Prepared)), 1)
-        found = iter(_answers(detector, [i for i in read if isinstance(i, Prepared)]))
+        readable = [image for image in read if isinstance(image, Prepared)]
+        largest = max([largest, *(image.pixels.nbytes for image in readable)])
+        found = iter(_answers(detector, readable))
         return [
             (key, image if isinstance(image, Exception) else last(key, image, next(found)))
             for (key, _), image in zip(group, read, strict=True)

@@ -164,6 +164,8 @@ class Thumbnails:
         self._keep = frozenset(keep)
         self._first: list[list[ScoredImage]] = [[] for _ in SELECTIONS]
         self._kept: dict[Path, tuple[ScoredImage, Shrunk]] = {}
+        self._made: dict[Path, Thumbnail] = {}
+        """Encoded once, however many galleries show the image."""
         self._lock = Lock()
 
     def add(self, row: ScoredImage, pixels: NDArray[np.float32], prediction: Prediction) -> None:
@@ -184,15 +186,22 @@ class Thumbnails:
 
     def of(self, image: ScoredImage | Suspect) -> Thumbnail:
         """The thumbnail of an image, predicted now where it was not scored here."""
-        if image.path not in self._kept:
+        if image.path not in self._made:
             try:
-                pixels, warnings = self._detector.read_with_warnings(image.path)
+                row, small = self._kept.get(image.path) or self._predicted(image)
             except ImageError as error:
-                return Thumbnail(None, problem=reason(error, image.path))
-            found = self._detector.predict_pixels(pixels, warnings)
-            row = ScoredImage.of(found, image.name, image.path, image.split, image.defective)
-            self._kept[image.path] = row, shrunk(pixels, found, THUMBNAIL_SIDES)
-        row, small = self._kept[image.path]
+                self._made[image.path] = Thumbnail(None, problem=reason(error, image.path))
+            else:
+                self._made[image.path] = self._encoded(row, small)
+        return self._made[image.path]
+
+    def _predicted(self, image: ScoredImage | Suspect) -> tuple[ScoredImage, Shrunk]:
+        pixels, warnings = self._detector.read_with_warnings(image.path)
+        found = self._detector.predict_pixels(pixels, warnings)
+        row = ScoredImage.of(found, image.name, image.path, image.split, image.defective)
+        return row, shrunk(pixels, found, THUMBNAIL_SIDES)
+
+    def _encoded(self, row: ScoredImage, small: Shrunk) -> Thumbnail:
         plain, heat = small.panels(self._detector.colour_scale)
         stacked = plain.width >= STACKED_FROM * plain.height
         return Thumbnail(row, jpeg(plain), jpeg(heat), stacked)

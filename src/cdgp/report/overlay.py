@@ -28,14 +28,15 @@ OPACITY = 0.85
 STEPS = 4096
 """The scale is drawn in so many steps."""
 _SHARES = np.linspace(0, 1, STEPS)
-_COLOURS = np.stack(
-    [np.interp(_SHARES, np.linspace(0, 1, len(ANCHORS)), channel) for channel in ANCHORS.T], axis=-1
-)
+_PLACES = np.linspace(0, 1, len(ANCHORS))
+_COLOURS: NDArray[np.uint8] = np.rint(
+    np.stack([np.interp(_SHARES, _PLACES, channel) for channel in ANCHORS.T], axis=-1)
+).astype(np.uint8)
 """(STEPS, 3) of the heat."""
 # Flat at both ends: quiet areas stay visible.
 _OPACITIES = OPACITY * (_SHARES**2 * (3 - 2 * _SHARES))[:, None]
 _KEPT = (1 - _OPACITIES).astype(np.float32)
-_LAYERS = (_OPACITIES * np.rint(_COLOURS) + 0.5).astype(np.float32)
+_LAYERS = (_OPACITIES * _COLOURS + 0.5).astype(np.float32)
 """What is added to the share of the image that is kept, with half a step to round by."""
 MAX_BOXES = 20
 LEAST_SIDE, MOST_SIDE = 256, 1024
@@ -63,7 +64,7 @@ def heat(values: NDArray[np.float32], scale: tuple[float, float]) -> NDArray[np.
         >>> heat(np.array([[-1.0, 0.0, 9.0]], np.float32), (0.0, 9.0))[0].tolist()
         [[19, 11, 26], [19, 11, 26], [255, 248, 200]]
     """
-    colours: NDArray[np.uint8] = np.rint(_COLOURS).astype(np.uint8)[_steps(values, scale)]
+    colours: NDArray[np.uint8] = _COLOURS[_steps(values, scale)]
     return colours
 
 

@@ -113,7 +113,8 @@ def predict_folder(
     if best_runtime:
         from cdgp import export  # it imports torch
 
-        model = export.best_runtime(model, list(map(Path, given)), progress or Quiet())
+        # Checked before the export, which takes its time.
+        model = export.best_runtime(model, _places(given, folder), progress or Quiet())
     detector, model_sha256 = _load(model, threads, defect_rate)
     places = _places(given, folder)
     with run_folder.lock(folder, "predict"):

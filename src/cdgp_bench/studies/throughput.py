@@ -15,13 +15,14 @@ import json
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cdgp.data.images import to_input
 from cdgp.data.walk import Search, walk_images
@@ -73,18 +74,22 @@ class Measured:
     def single(self) -> tuple[float, float]:
         """Milliseconds of ``Detector.predict`` on an array, and of resize and runtime alone."""
         size, run = self.detector.settings.input_size, self.detector.runtime.run
-        work: dict[str, Callable[[int], object]] = {
-            "predict": lambda i: self.detector.predict(self.pixels[i]),
-            "bare": lambda i: run(to_input(self.pixels[i], size)[None]),
+        work: dict[str, Callable[[NDArray[np.float32]], object]] = {
+            "predict": self.detector.predict,
+            "bare": lambda pixels: run(to_input(pixels, size)[None]),
         }
-        times: dict[str, list[float]] = {name: [] for name in work}
-        for index in range(len(self.pixels)):
-            for name, task in work.items():
-                began = time.perf_counter()
-                task(index)
-                times[name].append(1000 * (time.perf_counter() - began))
-        predict, bare = (float(np.median(times[name])) for name in ("predict", "bare"))
+        turns = {name: partial(timed, task, cycle(self.pixels)) for name, task in work.items()}
+        times = harness.alternate(turns, len(self.pixels), warm_ups=1)
+        predict, bare = (1000 * float(np.median(times[name])) for name in ("predict", "bare"))
         return predict, bare
+
+
+def timed(
+    task: Callable[[NDArray[np.float32]], object], images: Iterator[NDArray[np.float32]]
+) -> float:
+    """Seconds of a task on the next image."""
+    pixels = next(images)
+    return harness.seconds_of(lambda: task(pixels))
 
 
 def main() -> None:

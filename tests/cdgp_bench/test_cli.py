@@ -20,7 +20,7 @@ from cdgp_bench.plan import read_plan
 from cdgp_bench.rows import ROWS, read_rows
 from cdgp_bench.run import plan_runs
 
-COMMAND = [sys.executable, "-m", "cdgp.cli.main", "benchmark", "smoke", "--quiet"]
+COMMAND = [sys.executable, "-m", "cdgp.cli.main", "benchmark"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 TABLES = (
     "1a-main", "1b-main", "2-components", "S1-paired", "S2-scoring", "S3-heteroscedastic",
@@ -29,17 +29,42 @@ TABLES = (
 )  # fmt: skip
 
 
-def smoke(out: Path) -> subprocess.CompletedProcess[str]:
+SHORT = """
+title = "Killed and run again"
+preset = "lite"
+seeds = [0]
+metric_size = "input"
+methods = ["mil_topk", "static_max", "cdgp"]
+
+[settings]
+dual_gp = { steps = 2, batch_size = 4 }
+student = { steps = 2, batch_size = 2 }
+inducing = { tokens_per_class = 2000 }
+
+[datasets.ksdd2]
+layout = "ksdd2"
+generated = true
+input_size = [64, 64]
+
+[experiments]
+main = ["ksdd2"]
+fusion_weight = ["ksdd2"]
+qualitative = ["ksdd2"]
+"""
+
+
+def run(plan: str, out: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, "--out", str(out)], env=ENVIRONMENT, capture_output=True, text=True, check=False
-    )
+        [*COMMAND, plan, "--quiet", "--out", str(out)],
+        env=ENVIRONMENT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the smoke plan ran without interruption."""
     out = tmp_path_factory.mktemp("smoke") / "run"
-    done = smoke(out)
+    done = run("smoke", out)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -86,18 +111,19 @@ def test_smoke_renders_every_table_and_figure(finished: Path) -> None:
 @pytest.mark.slow
 def test_a_finished_plan_runs_nothing_again(finished: Path) -> None:
     before = (finished / ROWS).stat().st_mtime_ns, comparable(finished)
-    done = smoke(finished)
+    done = run("smoke", finished)
     assert done.returncode == 0, done.stderr
     assert ((finished / ROWS).stat().st_mtime_ns, comparable(finished)) == before
 
 
 @pytest.mark.slow
-def test_killed_at_five_points_it_ends_with_the_same_tables(finished: Path, tmp_path: Path) -> None:
+def test_killed_at_four_points_it_ends_with_the_same_tables(tmp_path: Path) -> None:
     """SIGKILL while reading, while training, and between rows; the same command goes on."""
-    out = tmp_path / "run"
-    for rows_before in (0, 1, 20, 50, 100):
+    plan, out = tmp_path / "short.toml", tmp_path / "run"
+    plan.write_text(SHORT)
+    for rows_before in (0, 1, 3, 6):
         process = subprocess.Popen(
-            [*COMMAND, "--out", str(out)], env=ENVIRONMENT,
+            [*COMMAND, str(plan), "--quiet", "--out", str(out)], env=ENVIRONMENT,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         while process.poll() is None:
@@ -113,9 +139,11 @@ def test_killed_at_five_points_it_ends_with_the_same_tables(finished: Path, tmp_
         process.wait()
         for row in read_rows(out / ROWS):  # never a torn line
             assert row["status"] == "ok"
-    done = smoke(out)
-    assert done.returncode == 0, done.stderr
-    assert comparable(out) == comparable(finished)
+    for folder in (out, tmp_path / "at_once"):
+        done = run(str(plan), folder)
+        assert done.returncode == 0, done.stderr
+    assert len(read_rows(out / ROWS)) > 6
+    assert comparable(out) == comparable(tmp_path / "at_once")
 
 
 def test_missing_packages_and_rows_are_found_before_anything_runs(

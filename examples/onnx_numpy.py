@@ -46,12 +46,11 @@ rows, columns = weights(image.shape[0], height), weights(image.shape[1], width)
 image = np.einsum("hy,yxc,wx->chw", rows, image / np.float32(255), columns, optimize=True)[None]
 score, pooled, anomaly_map = session.run(["pred_score", "pooled", "anomaly_map"], {"images": image})
 # Decided as at equal numbers of good and defective parts; pred_score refers to the defect rate.
-log_odds = fit["intercept"] + np.divide(fit["slope"], fit["scale"]) @ (pooled[0] - fit["centre"])
-decisive = 1 / (1 + np.exp(-log_odds))
-u, n = np.unique(fit["good_logits"], return_counts=True)
-if len(u):  # no defective calibration image: one minus a p-value, in place of a probability
-    beyond = np.exp(-max(log_odds - u[-1], 0) / max(u[-1] - u[0], 1e-6))
-    decisive = (n.sum() - beyond * np.interp(log_odds, u, n[::-1].cumsum()[::-1])) / (n.sum() + 1)
+z = (pooled[0] - fit["centre"]) / fit["scale"]
+z = 2 * np.arcsinh(z / 2) if fit["compressed"] else z
+decisive = 1 / (1 + np.exp(-fit["intercept"] - fit["slope"] @ z))
+if fit["good_logits"]:  # no defective calibration image: one minus a p-value, at any defect rate
+    decisive = score[0]
 defective = np.float32(decisive) > np.float32(threshold)
 y, x = np.unravel_index(anomaly_map[0].argmax(), anomaly_map[0].shape)
 if not (np.isfinite(score).all() and np.isfinite(anomaly_map).all()):

@@ -39,10 +39,10 @@ from cdgp.method.network import Network
 from cdgp.presets import Settings, settings_from_json
 
 FORMAT = "cdgp-model"
-VERSION = 3
-READ = ("1", "2", "3")
-"""Versions that can be read; those of version 1 have no digests, and before version 3 the dominance
-was all the image evidence."""
+VERSION = 4
+READ = ("1", "2", "3", "4")
+"""Versions that can be read; those of version 1 have no digests, before version 3 the dominance was
+all the image evidence, and before version 4 it was not compressed."""
 TAIL = "calibration.tail_scores"
 SEEN = "provenance.seen"
 

@@ -159,6 +159,8 @@ def check_image_calibrator(calibrator: ImageCalibrator) -> None:
             f"the image calibration has scale {c.scale} and slope {c.slope}: its score does not "
             "rise with the evidence"
         )
+    if not isinstance(c.compressed, bool):
+        raise ValueError(f"compressed is {c.compressed!r} where true or false is expected")
     if list(c.good_logits) != sorted(c.good_logits):
         raise ValueError("the good images' log-odds are not in order")
 

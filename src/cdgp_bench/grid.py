@@ -133,14 +133,14 @@ METHODS: dict[str, Method] = {
     ),
     "cdgp_paper": Method("CDGP (paper-literal)", "image", cdgp.fit, ALL, PAPER_LITERAL,
                          least_defects=0, version=2),
-    "cdgp": Method("CDGP", "image", cdgp.fit, ALL, least_defects=0, version=3),
+    "cdgp": Method("CDGP", "image", cdgp.fit, ALL, least_defects=0, version=4),
     "linear_head": Method(
         "Direct linear head", "control", functools.partial(cdgp.fit, control="linear"), ALL,
-        version=3,
+        version=4,
     ),
     "heteroscedastic_head": Method(
         "Heteroscedastic linear", "control", functools.partial(cdgp.fit, control="heteroscedastic"),
-        ALL, version=3,
+        ALL, version=4,
     ),
 }  # fmt: skip
 

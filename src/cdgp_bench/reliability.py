@@ -10,10 +10,9 @@ from cdgp.metrics.ranking import BoolArray
 from cdgp.metrics.reliability import at_rate, rate_interval
 from cdgp_bench.grid import Variant
 from cdgp_bench.results import Results
+from cdgp_bench.scoring import SCORED_RATE
 
 BINS = 10
-SCORED_RATE = 0.5
-"""The share of defective parts that the image scores of all rows refer to."""
 
 
 class ImageScores(NamedTuple):

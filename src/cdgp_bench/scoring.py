@@ -12,11 +12,13 @@ from cdgp.data.manifest import Manifest
 from cdgp.data.resize import resize_map
 from cdgp.evaluation import MapFile, odd_images, pixel_metrics, true_mask
 from cdgp.metrics.ranking import image_auroc
-from cdgp.metrics.reliability import expected_calibration_error
+from cdgp.metrics.reliability import at_rate, expected_calibration_error
 from cdgp.progress import Progress
 from cdgp_bench.methods import Fitted
 
 METRICS = ("image_auroc", "pixel_auroc", "pixel_aupro_30", "pixel_aupro_05")
+SCORED_RATE = 0.5
+"""The share of defective parts that the image scores of all rows refer to."""
 IMAGE = ("pixel_sha256", "group", "defective", "score")
 """What a row holds of each test image: the first 12 digits, the number of its group within the test
 part, 0 or 1, and the image score."""
@@ -91,8 +93,10 @@ def metrics_of(
         "metric_size": "input" if size else "native",
     }
     if probability:
-        ece = expected_calibration_error(found.image_scores, found.defective)
-        row["image_ece"] = ece.value
+        # At the rate of the training part, as the product tells a probability.
+        rate = np.mean([s.defective for s in manifest.of("train")])
+        told = at_rate(np.array(found.image_scores), SCORED_RATE, float(rate))
+        row["image_ece"] = expected_calibration_error(told, found.defective).value
     if details:
         row["images"] = image_scores(found, manifest)
         kinds = [kind_of(s.image.stem) if s.defective else None for s in inside]

@@ -48,7 +48,7 @@ def test_round_trip(kind: str, tmp_path: Path) -> None:
     """Bit by bit: weights, numbers, and what the model then says."""
     model = random_model(kind)
     artifact.save(tmp_path / "m.safetensors", model)
-    assert stored(tmp_path / "m.safetensors")[0]["version"] == "3"
+    assert stored(tmp_path / "m.safetensors")[0]["version"] == "4"
     again = artifact.load(tmp_path / "m.safetensors")
     before, after = model.network.state_dict(), again.network.state_dict()
     assert before.keys() == after.keys()
@@ -105,7 +105,7 @@ def test_a_file_of_before_is_read_as_what_it_was(version: str, tmp_path: Path) -
     for a, b in zip(outputs(model), outputs(again), strict=True):
         assert torch.equal(a, b)
     artifact.save(path, again)
-    assert stored(path)[0]["version"] == "3"
+    assert stored(path)[0]["version"] == "4"
     assert artifact.load(path).calibration.image == model.calibration.image
 
 
@@ -113,8 +113,8 @@ def test_a_later_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     artifact.save(path, random_model("good alone"))
     metadata, tensors = stored(path)
-    write(path, metadata | {"version": "4"}, tensors)
-    with pytest.raises(ModelFileError, match="model format 4, this cdgp reads formats 1 and 2"):
+    write(path, metadata | {"version": "5"}, tensors)
+    with pytest.raises(ModelFileError, match="model format 5, this cdgp reads formats 1 and 2"):
         artifact.load(path)
 
 

@@ -16,7 +16,7 @@ from scipy.special import expit
 from torch import Tensor
 
 from cdgp.errors import TrainingError
-from cdgp.method.score import ImageCalibrator
+from cdgp.method.score import ImageCalibrator, compress
 
 EPSILON = 1e-6
 """The epsilon of the branch standardisation."""
@@ -26,10 +26,10 @@ NOT_FINITE = (
     "the pooled evidence of the calibration images is not finite. Likely causes: (a) a learning "
     "rate that is too high for the backbone; (b) a damaged weights file"
 )
-PRIOR_INTERCEPT = -3.0
+PRIOR_INTERCEPT = -float(compress(3.0))
 """Log-odds of an image at the median of good ones before any label: three interquartile ranges
 above it are as likely defective as not."""
-PRIOR_STEPS = 2
+PRIOR_STEPS = 4
 """Standard deviation of the doublings of the fusion weight before any label."""
 
 
@@ -235,8 +235,8 @@ def fit_image_evidence(
 ) -> ImageCalibrator:
     """One image score from no defect to many: a penalised logistic that starts as one-class.
 
-    Entries are standardised by median and interquartile range of good images. With weights that
-    give the n_d defective images and all good ones n_d each, it minimises
+    Entries are standardised by median and interquartile range of good images and compressed. With
+    weights that give the n_d defective images and all good ones n_d each, it minimises
 
         sum_i w_i log(1 + exp(-y_i f_i)) + |slope - prior|^2 / 2,    slope >= 0,
 
@@ -259,7 +259,7 @@ def fit_image_evidence(
     fitted = [_location_and_scale(evidence[~defective, entry]) for entry in range(F)]
     centre, scale = np.array([f[0] for f in fitted]), np.array([f[1] for f in fitted])
     notes = list(dict.fromkeys(note for f in fitted for note in f[2]))
-    Z = (evidence - centre) / scale
+    Z = compress((evidence - centre) / scale)
     prior = prior_slopes(F, has_dominance)
     slope, intercept, good = prior, PRIOR_INTERCEPT, np.sort(Z @ prior + PRIOR_INTERCEPT)
     if defective.any():
@@ -269,7 +269,9 @@ def fit_image_evidence(
         notes.append("the probability rests on a single defective calibration image")
     numbers = (tuple(float(v) for v in values) for values in (centre, scale, slope, good))
     centres, scales, slopes, logits = numbers
-    return ImageCalibrator(centres, scales, slopes, intercept, tuple(notes), good_logits=logits)
+    return ImageCalibrator(
+        centres, scales, slopes, intercept, tuple(notes), good_logits=logits, compressed=True
+    )
 
 
 def penalised_logistic(
@@ -277,7 +279,7 @@ def penalised_logistic(
 ) -> tuple[NDArray[np.float64], float]:
     """The minimum of ``fit_image_evidence``'s objective: slopes (F,) and the intercept, its value.
 
-    Z is (n, F), standardised; both labels must occur.
+    Z is (n, F), standardised and, of image evidence, compressed; both labels must occur.
     """
     F = Z.shape[1]
     n_d = int(defective.sum())

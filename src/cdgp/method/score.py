@@ -13,6 +13,8 @@ from scipy.special import expit
 
 BALANCED = 0.5
 """The defect rate that the logistic is fitted at: both classes count the same."""
+KNEE = 2.0
+"""Beyond about so many interquartile ranges of good images an entry counts by its logarithm."""
 TIED = 0.01
 """Good images whose log-odds are nearer than this tie in a p-value. Without it the p-value would be
 a cliff between two copies of an image, and runtimes would come down on either side."""
@@ -21,9 +23,10 @@ a cliff between two copies of an image, and runtimes would come down on either s
 class ImageCalibrator(NamedTuple):
     """Image evidence (F entries, see ``network.pool``) to the image score.
 
-    sigmoid(sum of slope * (a - centre) / scale over the entries, + intercept) is the probability of
-    being defective, for good and defective parts in equal numbers. Where no defective image tells
-    what evidence a defect has, the score is one minus a p-value, see ``p_value``.
+    With z = (a - centre) / scale, sigmoid(sum of slope * z over the entries, + intercept) is the
+    probability of being defective, for good and defective parts in equal numbers; where
+    ``compressed``, ``compress(z)`` takes the place of z. Where no defective image tells what
+    evidence a defect has, the score is one minus a p-value, see ``p_value``.
     """
 
     centre: tuple[float, ...]
@@ -36,6 +39,8 @@ class ImageCalibrator(NamedTuple):
     defective_groups: int = 0
     good_logits: tuple[float, ...] = ()
     """Sorted log-odds of the good calibration images, where no defective image is among these."""
+    compressed: bool = False
+    """As the entries of one branch alone (the paper) are not."""
 
     @property
     def is_p_value(self) -> bool:
@@ -59,9 +64,20 @@ def image_logit(pooled: Any, calibrator: ImageCalibrator) -> Any:
     An array of NumPy gives one of NumPy, a tensor a tensor.
     """
     c = calibrator
+    shape = compress if c.compressed else lambda z: z
     entries = zip(c.centre, c.scale, c.slope, strict=True)
-    first, *more = (k * (pooled[:, i] - m) / s for i, (m, s, k) in enumerate(entries))
+    first, *more = (k * shape((pooled[:, i] - m) / s) for i, (m, s, k) in enumerate(entries))
     return sum(more, start=first) + c.intercept
+
+
+def compress(z: Any) -> Any:
+    """KNEE asinh(z / KNEE) of numbers of NumPy or a tensor: z near 0, its logarithm far out.
+
+    Evidence of defects has a heavy tail. In a linear logistic the few images far out pay for a
+    small slope, and the many near the good ones are told apart no more.
+    """
+    scaled = z / KNEE
+    return KNEE * (scaled.arcsinh() if hasattr(scaled, "arcsinh") else np.arcsinh(scaled))
 
 
 def rate_shift(defect_rate: float) -> float:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # the model holds networks, and this is read where there is n
     from cdgp.artifact import Model
 
 FORMAT = "cdgp-export"
-VERSION = 3
+VERSION = 4
 KEYS = ("format", "version", "settings", "decision", "image", "provenance", "export", "seen")
 """What the card takes of a file's metadata, each a text; all but the first two and the last are
 JSON."""

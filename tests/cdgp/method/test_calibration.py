@@ -377,6 +377,16 @@ def test_image_logit_is_the_logistic_of_the_standardised_score() -> None:
     pooled = [(-1.0, 0.0), (0.5, -1.5), (4.0, 2.0)]
     expected = [3 * (a - 0.5) / 2 + 0.5 * (b + 1) / 0.25 - 1 for a, b in pooled]
     assert image_logit(torch.tensor(pooled), calibrator).tolist() == pytest.approx(expected)
+    assert image_logit(np.array(pooled), calibrator).tolist() == pytest.approx(expected)
+
+
+def test_compressed_image_logit_by_hand() -> None:
+    calibrator = ImageCalibrator((1.0,), (2.0,), (3.0,), -1.0, compressed=True)
+    pooled = [1.0, 1.0 + 4 * math.sinh(1), 1.0 - 4 * math.sinh(0.5), 1.0 + 1e-6]
+    expected = [-1.0, -1 + 3 * 2, -1 - 3, -1 + 3 * 0.5e-6]
+    for values in (torch.tensor(pooled, dtype=torch.float64), np.array(pooled)):
+        found = image_logit(values[:, None], calibrator)
+        assert found.tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_final_map_is_equation_29_and_keeps_the_order_within_an_image() -> None:

@@ -42,7 +42,7 @@ def standardised(given: Case) -> Array:
     normal = given.evidence[~given.defective]
     first, third = np.percentile(normal, [25, 75], axis=0)
     scaled: Array = (given.evidence - np.median(normal, axis=0)) / (third - first)
-    return scaled
+    return 2 * np.log(scaled / 2 + np.sqrt(1 + (scaled / 2) ** 2))
 
 
 def objective(values: Array, Z: Array, defective: NDArray[np.bool_], prior: Array) -> float:
@@ -106,7 +106,8 @@ def test_no_defect_gives_the_prior_and_a_p_value(kind: tuple[int, bool]) -> None
     assert found.slope == pytest.approx(expected[kind], rel=1e-15)
     assert found.intercept == PRIOR_INTERCEPT
     assert found.is_p_value and not found.notes
-    logits = standardised(given) @ np.array(expected[kind]) - 3
+    # Three quartile ranges above the median of good images even out the intercept.
+    logits = standardised(given) @ np.array(expected[kind]) - 2 * np.arcsinh(1.5)
     np.testing.assert_allclose(found.good_logits, np.sort(logits), rtol=1e-12)
 
 
@@ -130,11 +131,12 @@ def test_many_defects_approach_a_logistic_without_penalty() -> None:
     rng = np.random.default_rng(0)
     Z = rng.normal(size=(20_000, 3))
     defective = rng.random(20_000) < 1 / (1 + np.exp(-(Z @ [1.5, 0.2, 0.6] - 1)))
-    found = fit_image_evidence(Z, defective, has_dominance=True)
+    given = Case(2 * np.sinh(Z / 2), defective)
+    found = fit_image_evidence(given.evidence, defective, has_dominance=True)
     bad = int(defective.sum())
     weight = np.where(defective, 1.0, bad / int((~defective).sum()))
     logistic = LogisticRegression(C=np.inf, tol=1e-10, max_iter=10_000)
-    logistic.fit((Z - found.centre) / found.scale, defective, weight)
+    logistic.fit(standardised(given), defective, weight)
     np.testing.assert_allclose(found.slope, logistic.coef_[0], atol=0.01)
     assert found.slope[0] > found.slope[2] > found.slope[1] > 0
 

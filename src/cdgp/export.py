@@ -6,7 +6,7 @@ bilinearly with antialiasing. Before anything is written, the runtime that the f
 real images beside torch, in batches of 1, 3 and 5.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,19 +26,28 @@ from cdgp.data.walk import Search, tell, walk_images
 from cdgp.errors import CdgpError, DataError, ModelFileError, OutputError, SettingsError
 from cdgp.files import digest, subsample_evenly
 from cdgp.locks import one_writer
+from cdgp.method.graph import InferenceGraph
 from cdgp.method.network import Outputs
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import Settings, size_problem
 from cdgp.progress import Progress
 from cdgp.run_folder import BEST, MANIFEST, check_one_run, check_writable, model_file, run_id_of
 from cdgp.runtimes import EXPORTED, INPUT, open_exported, require_package
+from cdgp.runtimes.anomalib import AnomalibGraph, AnomalibOutputs, Difference, difference, runner
 from cdgp.runtimes.base import Array
-from cdgp.runtimes.card import card_of, to_metadata
+from cdgp.runtimes.card import FOREIGN, card_of, to_metadata
 from cdgp.runtimes.onnx import OnnxRuntime
 from cdgp.runtimes.openvino import OpenVinoRuntime
 from cdgp.runtimes.parity import Parity, compare
 from cdgp.runtimes.torch import TorchRuntime
-from cdgp.runtimes.writers import quantised, save_onnx, save_openvino, to_onnx, to_openvino
+from cdgp.runtimes.writers import (
+    anomalib_to_onnx,
+    quantised,
+    save_onnx,
+    save_openvino,
+    to_onnx,
+    to_openvino,
+)
 
 OPSET = 18
 """The ONNX operator set where none is asked for: the oldest that the exporter writes."""
@@ -49,6 +58,7 @@ BATCHES = (1, 3, 5)
 """Sizes of the batches in which a file's runtime is compared with torch."""
 PARITY_IMAGES = 50
 """At most so many images are compared."""
+RESIZE = "bilinear with antialiasing, the aspect not kept"
 QUANTISATION_IMAGES = 300
 """At most so many images set the ranges of an INT8 graph."""
 
@@ -64,6 +74,7 @@ class Target(NamedTuple):
     """The package that runs the file."""
 
 
+FLAVOURS = ("anomalib",)
 TARGETS = {"onnx": Target(".onnx", "onnxruntime"), "openvino": Target(".xml", "openvino")}
 
 
@@ -79,6 +90,7 @@ class ExportOptions:
         int8: quantise the network to 8 bits, for OpenVINO; no tolerance holds then.
         overwrite: replace an earlier file.
         defect_rate: that the graph's image score refers to; the model's own where None.
+        flavour: ``anomalib`` for the inputs and outputs that its inferencers take, or None.
     """
 
     target: str
@@ -88,6 +100,7 @@ class ExportOptions:
     int8: bool = False
     overwrite: bool = False
     defect_rate: float | None = None
+    flavour: str | None = None
 
 
 class Source(NamedTuple):
@@ -110,6 +123,8 @@ class Exported(NamedTuple):
     parity: Parity
     image_auroc: dict[str, float] | None
     """By runtime, where the compared images have labels of both classes."""
+    flavoured: Difference | None = None
+    """Of the flavoured graph, on images of their own size."""
 
 
 def export(
@@ -195,13 +210,49 @@ def _export(
     if not options.int8:
         check_parity(parity, options.out, runtime.name)
     exported = Exported(runtime.name, parity, _aurocs(parity, source.defective, runtime.name))
+    written = runtime.model if isinstance(runtime, OpenVinoRuntime) else proto
+    if options.flavour:
+        written, flavoured = _flavoured(resized, graph, options, source.compared, progress)
+        exported = exported._replace(flavoured=flavoured)
     about = describe(exported, options, resized, source.path)
     metadata = to_metadata(card_of(resized)._replace(export=about))
-    if isinstance(runtime, OpenVinoRuntime):
-        save_openvino(runtime.model, metadata, options.out)
-    else:
-        save_onnx(proto, metadata, options.out)
+    if options.flavour:
+        metadata["format"] = FOREIGN + options.flavour
+    save = save_openvino if options.target == "openvino" else save_onnx
+    save(written, metadata, options.out)
     return exported
+
+
+def _flavoured(
+    model: Model,
+    graph: InferenceGraph,
+    options: ExportOptions,
+    images: Sequence[Path],
+    progress: Progress,
+) -> tuple[Any, Difference]:
+    """The flavoured graph, written, and how far it is from torch on images of their own size."""
+    settings = model.settings
+    level = settings.decision.region_level
+    whole = AnomalibGraph(graph, settings.input_size, model.decision, level)
+    written = anomalib_to_onnx(whole, options.opset)
+    if options.target == "openvino":
+        written = to_openvino(written, options.opset)
+    with progress.phase("Comparing the flavoured graph", len(images)) as advance:
+
+        def inputs() -> Iterator[Array]:
+            for image in images:
+                pixels = read_image(image, settings.data.white_level, settings.data.first_page)
+                yield np.ascontiguousarray(pixels.transpose(2, 0, 1))
+                advance()
+
+        found = difference(whole, runner(written), inputs())
+    if not max(found.pred_score, found.anomaly_map) <= TOLERANCE:
+        raise ModelFileError(
+            f"{options.out}: not written: on {len(images)} images the flavoured graph and torch "
+            f"differ by {found.pred_score:.2g} in a score and {found.anomaly_map:.2g} nats in the "
+            f"mean of the map, {TOLERANCE:g} is allowed; another --opset or the other target may do"
+        )
+    return written, found
 
 
 def packages_of(target: str) -> tuple[str, ...]:
@@ -216,6 +267,13 @@ def check_options(options: ExportOptions) -> None:
         raise SettingsError(f"--to {target!r}: there are {' and '.join(TARGETS)}")
     if out.suffix != TARGETS[target].suffix:
         raise SettingsError(f"--out {out}: a file for {target} ends in {TARGETS[target].suffix}")
+    if options.flavour is not None and options.flavour not in FLAVOURS:
+        raise SettingsError(f"--flavour {options.flavour!r}: there is {', '.join(FLAVOURS)}")
+    if options.flavour and (options.int8 or options.input_size == "free"):
+        raise SettingsError(
+            f"--flavour {options.flavour} takes images of any size and resizes them in float32: "
+            "leave --int8 and --input-size free out"
+        )
     if options.int8 and target != "openvino":
         raise SettingsError("--int8 is for OpenVINO: give --to openvino")
     for package in packages_of(target):
@@ -337,8 +395,9 @@ def describe(
     exported: Exported, options: ExportOptions, model: Model, source: Path
 ) -> dict[str, Any]:
     """The record in an exported file: its input and outputs, its parity, its origin."""
-    free = options.input_size == "free"
+    free = options.input_size == "free" or options.flavour
     sides = ("height", "width") if free else model.settings.input_size
+    flavoured = exported.flavoured
     packages = ("torch", "onnx", exported.runtime)
     return {
         "runtime": exported.runtime,
@@ -349,9 +408,9 @@ def describe(
             "shape": ["batch", 3, *sides],
             "range": [0, 1],
             "channels": "RGB",
-            "resize": "bilinear with antialiasing, the aspect not kept",
+            "resize": "in the graph" if flavoured else RESIZE,
         },
-        "outputs": list(Outputs._fields),
+        "outputs": list(AnomalibOutputs._fields if flavoured else Outputs._fields),
         "classes": ["good", "defective"],
         "score": {
             "kind": model.calibration.image.score_kind,
@@ -359,6 +418,7 @@ def describe(
         },
         "parity": exported.parity.record() | {"tolerance": None if options.int8 else TOLERANCE},
         "image_auroc": exported.image_auroc,
+        "flavoured": flavoured and flavoured._asdict(),
         "model_sha256": digest(source),
         "versions": {"cdgp": version("cdgp")}
         | {name: require_package(name).__version__ for name in packages},

@@ -33,6 +33,10 @@ def export(
     int8: Annotated[
         bool, typer.Option("--int8", help="Quantise to 8 bits (OpenVINO); the loss is measured.")
     ] = False,
+    flavour: Annotated[
+        str | None,
+        typer.Option(help="For the inferencers of another library.", metavar="anomalib"),
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace the file.")] = False,
     defect_rate: shared.DefectRate = None,
     quiet: Annotated[bool, typer.Option(help="No progress bars.")] = False,
@@ -50,6 +54,8 @@ def export(
       cdgp export runs/parts --to openvino --out parts.xml --int8
 
       cdgp export model.safetensors --to onnx --out parts.onnx --images some_images
+
+      cdgp export runs/parts --to onnx --out for_anomalib.onnx --flavour anomalib
     """
     from cdgp.export import OPSET, ExportOptions
     from cdgp.export import export as write
@@ -62,6 +68,7 @@ def export(
         int8,
         overwrite,
         defect_rate,
+        flavour,
     )
     show_parity(write(model, options, bars(quiet), images or ()))
     say(f"written: {out}")
@@ -79,6 +86,13 @@ def show_parity(exported: "Exported") -> None:
         f"  {100 * parity.ranks:.3f} % of map pixels more than one rank off, "
         f"{len(parity.changed)} decisions differ"
     )
+    if exported.flavoured:
+        found = exported.flavoured
+        say(
+            f"  flavoured, images of their own size: anomaly map {found.anomaly_map:.2g} nats in "
+            f"the mean and {found.largest:.2g} at most, score {found.pred_score:.2g}, "
+            f"{found.labels} labels differ, {100 * found.marked:.3f} % of mask pixels"
+        )
     if exported.image_auroc:
         aurocs = ", ".join(f"{name} {value:.4f}" for name, value in exported.image_auroc.items())
         say(f"  image AUROC on these images: {aurocs}")

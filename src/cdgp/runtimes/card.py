@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # the model holds networks, and this is read where there is n
     from cdgp.artifact import Model
 
 FORMAT = "cdgp-export"
+FOREIGN = f"{FORMAT}-for-"
+"""Before the name of another library, the format of a file for its inferencers alone."""
 VERSION = 4
 KEYS = ("format", "version", "settings", "decision", "image", "provenance", "export", "seen")
 """What the card takes of a file's metadata, each a text; all but the first two and the last are
@@ -67,7 +69,13 @@ def to_metadata(card: Card) -> dict[str, str]:
 
 def check_version(metadata: Mapping[str, str], source: str) -> None:
     """Raise ModelFileError where an exported file is not ours, or of another version."""
-    if metadata.get("format") != FORMAT:
+    found = metadata.get("format", "")
+    if found.startswith(FOREIGN):
+        raise ModelFileError(
+            f"{source}: was exported for {found.removeprefix(FOREIGN)}, which runs it; export the "
+            "model without --flavour to run it here"
+        )
+    if found != FORMAT:
         raise ModelFileError(f"{source}: not exported by this tool; make it with cdgp export")
     if metadata.get("version") != str(VERSION):
         raise ModelFileError(

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from cdgp.errors import ModelFileError, OutputError
 from cdgp.files import atomic_write
 from cdgp.method.graph import InferenceGraph
 from cdgp.method.network import Outputs
 from cdgp.progress import Progress
+from cdgp.runtimes.anomalib import AnomalibGraph, AnomalibOutputs
 from cdgp.runtimes.base import INPUT, Array, require_package
 from cdgp.runtimes.card import FORMAT
 from cdgp.runtimes.sealed import SEAL, UNSEALED, sealed
@@ -43,12 +45,29 @@ def to_onnx(graph: InferenceGraph, size: tuple[int, int], free: bool, opset: int
     # A batch of one would be fixed at one, and equal free sides would become one free size.
     height, width = size
     example = torch.rand(2, 3, height, width + (stride if height == width else 0))
+    return _written(graph, example, dims, Outputs._fields, opset)
+
+
+def anomalib_to_onnx(graph: AnomalibGraph, opset: int) -> Any:
+    """The graph as an ``onnx.ModelProto``, free in the number of images and in their size; errors
+    as ``to_onnx``."""
+    free = {n: torch.export.Dim(name) for n, name in {0: "batch", 2: "height", 3: "width"}.items()}
+    return _written(graph, torch.rand(2, 3, 50, 70), free, AnomalibOutputs._fields, opset)
+
+
+def _written(
+    graph: nn.Module,
+    example: torch.Tensor,
+    dims: Mapping[int, Any],
+    names: Sequence[str],
+    opset: int,
+) -> Any:
     try:
         with warnings.catch_warnings(), torch.no_grad(), _quiet_packages():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
-                graph, (example,), dynamo=True, dynamic_shapes=(dims,), input_names=[INPUT],
-                output_names=list(Outputs._fields), opset_version=opset, verbose=False,
+                graph, (example,), dynamo=True, dynamic_shapes=(dict(dims),), input_names=[INPUT],
+                output_names=list(names), opset_version=opset, verbose=False,
             )  # fmt: skip
     except Exception as error:  # the exporter has no error class of its own
         first = str(error).strip().splitlines()

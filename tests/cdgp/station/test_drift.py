@@ -134,7 +134,9 @@ def test_exposure_down_by_15_percent_is_found_within_200_parts(name: str, seed: 
     assert "light or optics: brightness lower" in found[0].text
     named = found[0].images
     assert named[0].startswith("dark ")
-    assert np.mean([image.startswith("dark ") for image in named]) >= 0.75
+    assert np.mean([image.startswith("dark ") for image in named]) > 0.6, (
+        "windows may hold parts of before"
+    )
     brightness = [alarm for alarm in found if ("brightness", "lower") in alarm.moves]
     assert len(brightness) == 1, "told once a day"
 

@@ -336,9 +336,9 @@ def _done(folder: Path, step: Literal["checking", "training"], lock: int) -> boo
         further = steps is not None and steps.done > now.first_step
         deaths = 1 if further else now.deaths + 1
         if deaths >= MOST_DEATHS:
-            _end(folder, now, "failed", f"{step} was killed {deaths} times at the same place (signal "
-                 f"{-code}); the machine may be short of memory: end other programs, or train with "
-                 "a smaller --input-size")  # fmt: skip
+            _end(folder, now, "failed", f"{step} was killed {deaths} times at the same place "
+                 f"(signal {-code}); the machine may be short of memory: end other programs, or "
+                 "train with a smaller --input-size")  # fmt: skip
             return False
         _write(folder / STATE, asdict(replace(now, deaths=deaths)))
 

@@ -1,8 +1,8 @@
 """Jobs whose processes are killed at random moments end once, and never two work at a time."""
 
-import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,16 +10,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.helpers import ROOT, TINY_OPTIONS, raised, two_bins
+from tests.helpers import ROOT, Interrupting, raised, tiny_settings, two_bins
 
+from cdgp import run_folder
 from cdgp.artifact import load
 from cdgp.data.manifest import Manifest
 from cdgp.errors import OutputError, SettingsError
 from cdgp.station import jobs
+from cdgp.workflows import check_data, train_run
 
 STUB = """
 import fcntl, json, os, signal, sys, time
@@ -103,6 +106,10 @@ def steps_of(folder: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
+def further_or_free(folder: Path, steps: int) -> bool:
+    return steps_of(folder) > steps or not jobs._is_held(folder)
+
+
 def killed(pid: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
@@ -121,7 +128,7 @@ def test_a_job_that_is_killed_at_random_moments_finishes_once(folder: Path, seed
         before = steps_of(folder)
         time.sleep(rng.uniform(0, 0.3))
         if kills % 2:  # every second attempt comes at least one step further
-            wait_for(lambda least=before: steps_of(folder) > least or not jobs._is_held(folder))
+            wait_for(partial(further_or_free, folder, before))
         pids = jobs.read_progress(folder).pids
         for pid in rng.sample(pids, rng.randint(0, len(pids))) if kills < 12 else []:
             killed(pid)
@@ -188,9 +195,7 @@ def test_a_job_that_nobody_works_on_is_cancelled_at_once(folder: Path) -> None:
     assert jobs.status(folder).state == "cancelled"
 
 
-def test_a_training_that_ignores_it_is_ended(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_that_ignores_it_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub_job(folder, mood="stubborn")
     monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.2)
     lock = jobs._take(folder)
@@ -266,7 +271,7 @@ def test_an_interrupted_job_is_told_as_such(folder: Path) -> None:
 
 def test_what_is_refused(folder: Path) -> None:
     for call in (jobs.start, jobs.status, jobs.cancel, jobs.retry):
-        raised(lambda call=call: call(folder), "holds no job", error=SettingsError)
+        raised(partial(call, folder), "holds no job", error=SettingsError)
     stub_job(folder)
     job = jobs.read_job(folder)
     raised(lambda: jobs.write_job(folder, job), "holds a job already", error=OutputError)
@@ -275,32 +280,37 @@ def test_what_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_real_training_is_killed_and_finishes(
+def test_a_real_training_that_was_interrupted_finishes(
     folder: Path, surfaces: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    jobs.create(folder, surfaces.root / "manifest.csv", TINY_OPTIONS)
-    jobs.start(folder)
-    wait_for(lambda: steps_of(folder) > 1 or not jobs._is_held(folder))
-    for pid in jobs.read_progress(folder).pids:
-        killed(pid)
-    wait_for(lambda: not jobs._is_held(folder))
+    run, table = folder / jobs.RUN, surfaces.root / "manifest.csv"
+    with pytest.raises(KeyboardInterrupt):
+        train_run(table, run, tiny_settings(), progress=Interrupting("Reverse student", 2))
+    settings = shutil.copy(run / "config.json", tmp_path)
+    jobs.create(folder, table, ["--config", str(settings), "--quiet"])
+    now = jobs.read_progress(folder)
+    jobs._write(folder / jobs.STATE, asdict(replace(now, state="training")))
+    steps = jobs._steps(run)
+    assert steps == (5, 8), "a log of real stages is understood"
     assert jobs.status(folder).state == "interrupted"
     assert jobs.start(folder)
     found = ended(folder)
-    assert (found.state, found.attempts, found.share) == ("finished", 2, 1.0), jobs.tail(folder)
-    model = load(folder / jobs.RUN / "model.safetensors")
-    assert json.loads((folder / jobs.RUN / "run.json").read_text())["run_id"] == (
-        model.provenance["run_id"]
-    )
-    # A copy of a training image in the test part.
-    bins = two_bins(tmp_path / "bins", 4, 3)
-    rows = ["image,label,split", "good/00.png,good,train", "good/01.png,good,test"]
+    assert (found.state, found.attempts, found.share) == ("finished", 1, 1.0), jobs.tail(folder)
+    assert any("--resume" in line for line in jobs.tail(folder))
+    model = load(run / "model.safetensors")
+    found_run = run_folder.read_run(run)
+    assert found_run and found_run.run_id == model.provenance["run_id"]
+    assert (run / "report.html").is_file()
+
+
+def test_leaks_that_the_real_check_finds_are_understood(tmp_path: Path) -> None:
+    bins = two_bins(tmp_path / "bins", 2, 1)
     (bins / "good/01.png").write_bytes((bins / "good/00.png").read_bytes())
-    (bins / "manifest.csv").write_text("\n".join(rows) + "\n")
-    leaking = tmp_path / "leaking"
-    jobs.create(leaking, bins / "manifest.csv")
-    jobs.start(leaking)
-    found = ended(leaking)
-    assert found.state == "failed" and "equal bytes on two sides" in found.message
+    table = bins / "manifest.csv"
+    table.write_text("image,label,split\ngood/00.png,good,train\ngood/01.png,good,test\n")
+    check_data(table, tmp_path / jobs.CHECKED)
+    found = jobs._findings(tmp_path, "leak")
+    assert "files with equal bytes on two sides" in found and "good/01.png" in found
+    assert found in jobs._findings(tmp_path, "error")

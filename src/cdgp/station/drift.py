@@ -120,7 +120,8 @@ class Alarm:
     """The strongest first; none of a mix."""
     text: str
     images: tuple[str, ...]
-    """At most ``SHOWN`` of those that it rests on, the strongest evidence first."""
+    """At most ``SHOWN`` of those that it rests on, the newest first; a window in which the change
+    began is among them as a whole."""
     day: date
 
 
@@ -465,6 +466,6 @@ def _suffix(factors: Sequence[float]) -> int:
 
 
 def _evidence(recent: Sequence[tuple[_Window, float]]) -> list[_Window]:
-    """The windows of the run of evidence that speak for it, the strongest first."""
+    """The windows of the run of evidence that speak for it, the newest first."""
     run = recent[_suffix([factor for _, factor in recent]) :]
-    return [w for w, factor in sorted(run, key=lambda pair: -pair[1]) if factor > 1]
+    return [window for window, factor in reversed(run) if factor > 1]

@@ -31,7 +31,7 @@ and the reference's products come in batches, it counts a batch once.
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -191,7 +191,8 @@ class Monitor:
         window = self._windows.add(part)
         moves = self._bet(window) if window and self._counts(window) else ()
         if moves:
-            return self._drift(moves, part.day)
+            alarm = self._drift(moves, part.day)
+            return replace(alarm, text=f"{alarm.text}; {shares.text}") if shares else alarm
         return self._changed_mix(shares, part.day) if shares else None
 
     def _counts(self, window: "_Window") -> bool:
@@ -207,8 +208,6 @@ class Monitor:
         values = self._values(window)
         highs = {s: self._p_value(window.product, s, v) for s, v in values.items()}
         self._remember(window, values)
-        if not highs:
-            return ()
         self._betting += 1
         share = self._budget / (self._betting * (self._betting + 1))
         p = np.array([_one_way(highs.get(s), way) for s, way in GAMES])
@@ -264,15 +263,13 @@ class Monitor:
         return Alarm(kind, moves, text, images, day)
 
     def _changed_mix(self, shares: "_Shares", day: date) -> Alarm:
-        text = (
-            f"mix of products: {shares.product} is {100 * shares.now:.0f} % of the recent "
-            f"{shares.unit}, {100 * shares.before:.0f} % before; within the products nothing moved"
-        )
-        warm = self._capital.sum(1)
-        game = int(np.argmax(warm))
-        if warm[game] >= 1:  # as much as a whole day's stake: no calm
+        capital = self._capital.sum(1)
+        game = int(np.argmax(capital))
+        within = "within the products nothing moved"
+        if capital[game] >= 1:  # as much as a whole day's stake: not calm
             statistic, way = GAMES[game]
-            text = text.replace("nothing moved", f"watch {statistic}, which may be {way}")
+            within = f"within the products watch {statistic}, which may be {way}"
+        text = f"{shares.text}; {within}"
         return Alarm("mix", (), text, shares.images, day)
 
 
@@ -352,6 +349,13 @@ class _Shares(NamedTuple):
     now: float
     unit: str
     images: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return (
+            f"mix of products: {self.product} is {100 * self.now:.0f} % of the recent {self.unit}, "
+            f"{100 * self.before:.0f} % before"
+        )
 
 
 class _Mix:

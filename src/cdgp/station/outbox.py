@@ -210,7 +210,8 @@ def to_mqtt(
     """
 
     def send(event: Event) -> None:
-        from paho.mqtt.client import Client, MQTTException
+        from paho.mqtt import MQTTException
+        from paho.mqtt.client import Client
         from paho.mqtt.enums import CallbackAPIVersion
 
         client = Client(CallbackAPIVersion.VERSION2)

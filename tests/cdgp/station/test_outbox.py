@@ -162,7 +162,7 @@ def test_mqtt_waits_for_the_acknowledgement(
         box = Outbox(tmp_path, {"broker": to_mqtt("127.0.0.1", "line/4", port)})
         event = box.append("alarm", {"number": 0})
         for answers in (False, True):
-            thread = threading.Thread(target=broker, args=(listening, got, answers))
+            thread = threading.Thread(target=broker, args=(listening, got, answers), daemon=True)
             thread.start()
             if answers:
                 box.deliver("broker")

@@ -101,7 +101,7 @@ def test_copies_of_a_group_tell_nothing_new() -> None:
 def test_intervals_cover_the_true_differences(shots: int) -> None:
     """In at least 90 % of draws: percentile intervals of few groups are somewhat too narrow."""
     rng, policy = np.random.default_rng(0), TwoThresholds(0.4, 1.0)
-    parts, draws = 60, 40
+    parts, draws = 60, 30
     labels = np.repeat(np.arange(parts) < 25, shots)
     of_part = np.repeat(np.arange(parts), shots)
     # Truth of scores that are the label plus noise of variance 1, or 0.25 for the candidate.

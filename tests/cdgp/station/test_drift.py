@@ -25,7 +25,7 @@ from cdgp_bench.studies.drift import FIRST, STABLE, Line, alarms, monitor
 @pytest.mark.parametrize("name", STABLE)
 def test_stable_months_keep_the_promise(name: str) -> None:
     """At most one alarm in 30 days, but in a share of 30 / (2 · 600) of such months."""
-    counts = np.array([len(alarms(STABLE[name], 600, seed)) for seed in range(12)])
+    counts = np.array([len(alarms(STABLE[name], 600, seed)) for seed in range(8)])
     expected = 30 / 600 * len(counts)
     assert counts.sum() <= expected + 3 * np.sqrt(expected)
     assert np.mean(counts > 1) <= 30 / 1200 + 3 * np.sqrt(30 / 1200 / len(counts))
@@ -36,7 +36,7 @@ def test_the_bound_is_kept_where_it_is_met_whatever_the_volume() -> None:
     """With a false alarm each ten days allowed, so that there are enough to count."""
     few, many = (
         np.array([len(alarms(Line(parts=parts), 10, seed)) for seed in range(seeds)])
-        for parts, seeds in ((20, 25), (200, 3))
+        for parts, seeds in ((20, 20), (200, 2))
     )
     for counts in (few, many):
         assert counts.mean() <= 30 / 10 + 3 * np.sqrt(30 / 10 / len(counts))

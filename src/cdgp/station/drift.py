@@ -64,6 +64,8 @@ STAKES = np.array([0.2, 0.5, 0.8])
 """The exponents that each game's capital is divided among: bold bets to cautious ones."""
 RECENT = 60
 """Windows, or parts for the mix, among which the causes of an alarm are sought."""
+OPEN = 1000
+"""Lots and products that may be incomplete at one time."""
 SHOWN = 50
 """Most images that an alarm names."""
 OTHER = "(a product without reference)"
@@ -303,6 +305,8 @@ class _Windows:
         parts = self._open.setdefault(key, [])
         parts.append(part)
         if len(parts) < WINDOW:
+            if len(self._open) > OPEN:  # lots that ended with fewer parts
+                del self._open[next(iter(self._open))]
             return None
         del self._open[key]
         if part.lot is not None:

@@ -79,7 +79,9 @@ class Outbox:
         except OSError as error:
             raise OutputError(f"{folder}: cannot be written: {error.strerror}") from error
         self._delivered = {name: self._read_delivered(name) for name in receivers}
-        self._last = max([*self._numbers(), *self._delivered.values()], default=0)
+        # Of receivers of earlier days too: one that comes back goes on from its own number.
+        marks = [self._read_delivered(p.stem) for p in folder.glob("*.delivered")]
+        self._last = max([*self._numbers(), *marks], default=0)
 
     def append(self, kind: str, data: Mapping[str, Any]) -> str:
         """Keep an event for all receivers; its id. It is on the disk when this returns."""

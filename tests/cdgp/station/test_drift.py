@@ -11,11 +11,13 @@ from tests.helpers import raised
 from cdgp.errors import DataError, SettingsError
 from cdgp.station.drift import (
     LEAST,
+    OPEN,
     STAKES,
     WINDOW,
     Monitor,
     Part,
     _factors,
+    _Windows,
     image_statistics,
 )
 from cdgp_bench.studies.drift import FIRST, STABLE, Line, alarms, monitor
@@ -132,6 +134,16 @@ def test_parts_that_differ_under_the_same_light_are_told_as_appearance() -> None
     alarm = next(found for part in parts if (found := watching.add(part)))
     assert alarm.kind == "appearance" and "parts or material" in alarm.text
     assert alarm.moves[0].statistic in ("features", "score")
+
+
+def test_lots_too_small_for_a_window_take_no_memory() -> None:
+    windows = _Windows()
+    part = next(Line().stream(np.random.default_rng(0), 1, 0, "part "))
+    for number in range(OPEN + 50):
+        assert windows.add(replace(part, lot=f"lot {number}")) is None
+    assert len(windows._open) == OPEN
+    last = [windows.add(replace(part, lot=f"lot {OPEN + 49}")) for _ in range(WINDOW)]
+    assert [window is not None for window in last] == [False] * 3 + [True, False]
 
 
 def test_the_same_parts_give_the_same_alarms() -> None:

@@ -127,7 +127,14 @@ def test_one_receiver_does_not_wait_for_another(server: Server, tmp_path: Path) 
     later = Outbox(tmp_path, {"web": to_webhook(server.url), "broker": got.append})
     later.deliver("broker")
     later.deliver("web")
-    assert [event.data["number"] for event in got] == [0, 1, 2] == numbers(server.events)
+    without = Outbox(tmp_path, {"web": to_webhook(server.url)})
+    without.append("alarm", {"number": 3})
+    without.deliver("web")
+    back = Outbox(tmp_path, {"web": to_webhook(server.url), "broker": got.append})
+    back.append("alarm", {"number": 4})
+    back.deliver("broker")
+    assert [event.data["number"] for event in got] == [0, 1, 2, 4], "3 was for the others"
+    assert numbers(server.events) == [0, 1, 2, 3]
 
 
 def broker(listening: socket.socket, got: list[tuple[str, dict[str, Any]]], answers: bool) -> None:

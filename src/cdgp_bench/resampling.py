@@ -1,9 +1,8 @@
 """Paired comparison of methods on one test part: a bootstrap over groups of images.
 
-Images of one part (a group) resemble each other, so groups are drawn with replacement, and all
-methods are measured on the same draws. Computing the metrics anew for thousands of draws would take
-days; a `Profile` holds what each image adds to the curves at some thousand thresholds, so that a
-draw is a weighted sum of its rows.
+All methods are measured on the same draws of groups, see `cdgp.metrics.resampling`. Computing the
+metrics anew for thousands of draws would take days; a `Profile` holds what each image adds to the
+curves at some thousand thresholds, so that a draw is a weighted sum of its rows.
 """
 
 from collections.abc import Sequence
@@ -14,11 +13,10 @@ from numpy.typing import NDArray
 
 from cdgp.metrics.ranking import BoolArray, FloatArray, checked_maps, checked_scores
 from cdgp.metrics.regions import labelled_regions
-from cdgp_bench.statistics import CONFIDENCE
+from cdgp.metrics.resampling import Difference, difference_of, drawn_auroc
 
 Array = NDArray[np.float64]
 LIMITS = {"pixel_aupro_30": 0.3, "pixel_aupro_05": 0.05}
-DRAWS = 2000
 RATES = np.concatenate(
     [np.linspace(0, 0.05, 1000), np.linspace(0.05, 0.3, 1000)[1:], np.linspace(0.3, 1, 300)[1:]]
 )
@@ -123,7 +121,7 @@ def weighted_metrics(found: Profile, weights: Array) -> dict[str, Array]:
         overlap = of_region @ found.regions / of_region.sum(1, keepdims=True)
         rates = np.hstack([start, normal / normal[:, -1:]])
         metrics = {
-            "image_auroc": _image_auroc(found, weights),
+            "image_auroc": drawn_auroc(found.scores, found.defective, weights),
             "pixel_auroc": _area(rates, np.hstack([start, marked / marked[:, -1:]]), 1.0),
         }
         metrics |= {
@@ -131,14 +129,6 @@ def weighted_metrics(found: Profile, weights: Array) -> dict[str, Array]:
             for name, limit in LIMITS.items()
         }
     return metrics
-
-
-def _image_auroc(found: Profile, weights: Array) -> Array:
-    bad, good = found.scores[found.defective], found.scores[~found.defective]
-    won = (bad[:, None] > good) + 0.5 * (bad[:, None] == good)
-    of_bad, of_good = weights[:, found.defective], weights[:, ~found.defective]
-    value: Array = ((of_bad @ won) * of_good).sum(1) / (of_bad.sum(1) * of_good.sum(1))
-    return value
 
 
 def _area(rates: Array, heights: Array, limit: float) -> Array:
@@ -157,15 +147,6 @@ def region_areas(found: Profile, limit: float) -> Array:
     rates = np.hstack([0.0, normal / normal[-1]])
     heights = np.hstack([np.zeros((len(found.regions), 1)), found.regions])
     return _area(np.broadcast_to(rates, heights.shape), heights, limit) / limit
-
-
-def group_draws(groups: Sequence[str] | Sequence[int], draws: int = DRAWS, seed: int = 0) -> Array:
-    """(B, n) how often each image is drawn, where whole groups are drawn with replacement."""
-    names, place = np.unique(np.asarray(groups), return_inverse=True)
-    count = len(names)
-    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws)
-    weights: Array = drawn[:, place].astype(np.float64)
-    return weights
 
 
 class Resampled(NamedTuple):
@@ -194,17 +175,6 @@ def averaged(folds: Sequence[Resampled]) -> Resampled:
     )
 
 
-class Difference(NamedTuple):
-    """One method minus another on one test part, or averaged over folds."""
-
-    value: float
-    low: float
-    high: float
-    """Ends of the 95 % percentile interval: of which test images were drawn, not of training."""
-    draws: int
-    """In which the metric is defined."""
-
-
 def difference(first: Resampled, second: Resampled, metric: str) -> Difference | None:
     """The first method minus the second on the same draws; undefined ones are left out.
 
@@ -212,8 +182,4 @@ def difference(first: Resampled, second: Resampled, metric: str) -> Difference |
     """
     value = first.whole[metric] - second.whole[metric]
     spread = first.drawn[metric] - second.drawn[metric]
-    defined = spread[~np.isnan(spread)]
-    if np.isnan(value) or not defined.size:
-        return None
-    low, high = np.percentile(defined, [50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)])
-    return Difference(value, float(low), float(high), defined.size)
+    return difference_of(value, spread)

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from cdgp.errors import DataError
 from cdgp.metrics.ranking import image_auroc, pixel_auroc
 from cdgp.metrics.regions import aupro
+from cdgp.metrics.resampling import group_draws
 from cdgp_bench.resampling import (
     averaged,
     difference,
-    group_draws,
     profile,
     region_areas,
     resampled,

@@ -10,9 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from cdgp.data.groups import group_numbers
+from cdgp.metrics.resampling import group_draws
 from cdgp_bench.grid import METHODS, Run
 from cdgp_bench.protocol import Prepared, SplitKey
-from cdgp_bench.resampling import Profile, Resampled, averaged, difference, group_draws, resampled
+from cdgp_bench.resampling import Profile, Resampled, averaged, difference, resampled
 from cdgp_bench.results import NAMES
 from cdgp_bench.rows import Row
 from cdgp_bench.studies import grouped, markdown_table

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from cdgp.errors import CdgpError
+from cdgp.metrics.resampling import group_draws
 from cdgp.progress import Bars, Progress
 from cdgp.run_folder import lock
 from cdgp_bench import resampling
@@ -140,7 +141,7 @@ def profiled(
 def pairs(key: SplitKey, methods: dict[str, Profile], part: Prepared) -> list[Row]:
     samples = part.manifest.of("test")
     groups = [s.group or part.manifest.name(s.image) for s in samples]
-    weights = resampling.group_draws(groups, seed=key.seed)
+    weights = group_draws(groups, seed=key.seed)
     measured = {method: resampling.resampled(one, weights) for method, one in methods.items()}
     rows = []
     for ours in (m for m in OURS if m in methods):

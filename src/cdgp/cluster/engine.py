@@ -126,6 +126,7 @@ class Engine:
             scheduling_strategy="SPREAD",
         )  # fmt: skip
         self._arguments = ray.put(model), threads, out.place
+        self._actors: list[Any] = []
         self._working: dict[Any, tuple[Any, Piece | None]] = {}
         """What is being done, by the reference to its result; loading has no piece."""
         self.facts: Facts | None = None
@@ -151,9 +152,9 @@ class Engine:
             self._start()
         try:
             yield from self._scored(chain([first], pieces), blame)
-        finally:
-            for actor, _ in self._working.values():  # stopped by the user, or by an error
-                self._ray.kill(actor)
+        finally:  # stopped by the user, or by an error
+            while self._actors:
+                self._end(self._actors[-1])
 
     def _scored(
         self, pieces: Iterator[Piece], blame: Callable[[Piece], Tally]
@@ -168,7 +169,7 @@ class Engine:
             except self._ray.exceptions.RayTaskError as error:
                 raise error.cause if isinstance(error.cause, CdgpError) else error from None
             except self._ray.exceptions.RayError as error:  # the worker, or its node, is gone
-                self._ray.kill(actor)
+                self._end(actor)
                 self.ended += 1
                 if piece is not None:
                     again.extend(after_kill(piece))
@@ -187,12 +188,20 @@ class Engine:
                 alone = again.popleft()
                 yield alone, blame(alone)
             following = again.popleft() if again else next(pieces, None)
-            if following is not None:
+            if following is None:
+                self._end(actor)
+            else:
                 self._working[actor.score.remote(following)] = actor, following
 
     def _start(self) -> None:
         actor = self._actor.remote(*self._arguments)
+        self._actors.append(actor)
         self._working[actor.load.remote()] = actor, None
+
+    def _end(self, actor: Any) -> None:
+        """Free what a worker holds at once; without the last handle, Ray would take its time."""
+        self._ray.kill(actor)
+        self._actors.remove(actor)
 
 
 def after_kill(piece: Piece) -> list[Piece]:

@@ -20,7 +20,8 @@ Places = Annotated[
 RunFolder = Annotated[Path, typer.Option("--out", help="Folder of the run.")]
 ResultsFolder = Annotated[Path, typer.Option("--out", help="Folder for the results.")]
 ResultsPlace = Annotated[
-    str, typer.Option("--out", help="Folder for the results; with --ray also a URL.", metavar="PATH")
+    str,
+    typer.Option("--out", help="Folder for the results; with --ray also a URL.", metavar="PATH"),
 ]
 ReportFolder = Annotated[
     Path | None, typer.Option("--out", help="Folder for scores, overlays and report.")

@@ -73,8 +73,8 @@ def check_address(address: str) -> None:
     found = HOST_PORT.fullmatch(address)
     if found is None:
         raise SettingsError(
-            f"--ray {address}: is no address of a Ray cluster; give HOST:PORT, auto for the cluster "
-            "that this machine is part of, or --ray alone to use this machine"
+            f"--ray {address}: is no address of a Ray cluster; give HOST:PORT, auto for the "
+            "cluster that this machine is part of, or --ray alone to use this machine"
         )
     try:
         socket.create_connection((found["host"].strip("[]"), int(found["port"])), 10).close()

@@ -51,7 +51,7 @@ from cdgp.streaming import Threads
 
 JOB = "_job.json"
 FORMAT = "cdgp-ray-job"
-SHARDS = (1024, 512, 256)
+SHARDS: tuple[int, ...] = (1024, 512, 256)
 """Images of a shard: the first number that gives every worker ``SHARDS_EACH``, else the last."""
 SHARDS_EACH = 4
 WORKERS = 2

@@ -36,8 +36,8 @@ def open_url(url: str) -> tuple[Any, str]:
         filesystem, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise SettingsError(
-            f"{url}: cannot be opened: {error}; s3:// needs the package s3fs, gs:// gcsfs, on every "
-            "node"
+            f"{url}: cannot be opened: {error}; s3:// needs the package s3fs, gs:// gcsfs, on all "
+            "nodes"
         ) from error
     return filesystem, path
 

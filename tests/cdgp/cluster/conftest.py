@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-
 from tests.helpers import noise_image
 
 
@@ -23,5 +22,5 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     noise_image(folder / "b/plain.png", seed=9)
     (folder / "b/torn.png").write_bytes((folder / "a/00.png").read_bytes()[:200])
     noise_image(folder / "b/odd.png", seed=10)
-    os.rename(folder / "b/odd.png", os.fsencode(folder / "b") + b"/odd\xff\n.png")
+    (folder / "b/odd.png").rename(folder / "b" / os.fsdecode(b"odd\xff\n.png"))
     return folder

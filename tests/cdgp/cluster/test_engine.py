@@ -59,8 +59,10 @@ def test_what_has_no_rows_is_scored() -> None:
 
 def test_parts_of_what_was_written_whole_are_removed(tmp_path: Path) -> None:
     other = 32 * "b"
-    names = [part_name(SHARD, None), part_name(SHARD, (0, 4)), part_name(SHARD, (4, 9)),
-             part_name(other, (4, 9)), part_name(other, (4, 6)), part_name(other, (0, 4))]  # fmt: skip
+    names = [
+        *(part_name(SHARD, part) for part in (None, (0, 4), (4, 9))),
+        *(part_name(other, part) for part in ((4, 9), (4, 6), (0, 4))),
+    ]
     for name in (*names, "mine.parquet"):
         (tmp_path / name).touch()
     ranges, kept = settled(Store(str(tmp_path)))

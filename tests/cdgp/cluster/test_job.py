@@ -80,7 +80,7 @@ def expected(model: Path, images: Path, tmp_path_factory: pytest.TempPathFactory
     detector, found = load(model), []
     for path in sorted(images.rglob("*.png"), key=lambda path: printable(str(path))):
         place, name = printable(str(path)), printable(path.relative_to(images).as_posix())
-        row = {"path": place, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        row: dict[str, Any] = {"path": place, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
                "model": hashlib.sha256(model.read_bytes()).hexdigest()}  # fmt: skip
         if path.name == "torn.png":
             found.append(row)
@@ -184,9 +184,7 @@ def test_image_that_ends_its_process_is_a_row(
 
 
 @pytest.mark.slow
-def test_workers_and_driver_are_killed(
-    small: Any, model: Path, tmp_path: Path
-) -> None:
+def test_workers_and_driver_are_killed(small: Any, model: Path, tmp_path: Path) -> None:
     """Nothing twice, nothing missing, and no more redone than was in work."""
     folder, out = tmp_path / "images", tmp_path / "slow"
     for i in range(24):
@@ -200,7 +198,8 @@ def test_workers_and_driver_are_killed(
         time.sleep(0.02)
     driver.send_signal(signal.SIGKILL)
     assert driver.wait() == -signal.SIGKILL
-    killed, stop = [], Event()
+    killed: list[str] = []
+    stop = Event()
 
     def kill() -> None:
         rng = random.Random(0)
@@ -236,7 +235,7 @@ predict_on_ray(*sys.argv[1:], actors=2)
 @pytest.mark.slow
 def test_lost_node_costs_no_row(small: Any, model: Path, tmp_path: Path) -> None:
     folder, out = tmp_path / "images", tmp_path / "slow"
-    for i in range(24):
+    for i in range(16):
         noise_image(folder / f"{i:02}.png", seed=i)
     node = small.add_node(num_cpus=2)
     small.wait_for_nodes()
@@ -248,9 +247,11 @@ def test_lost_node_costs_no_row(small: Any, model: Path, tmp_path: Path) -> None
 
     loser = Thread(target=lose)
     loser.start()
-    done = predict_on_ray(model, folder, out, actors=4, workers=1)
+    done = predict_on_ray(
+        model, folder, out, actors=3, workers=1
+    )  # one more than the other node takes
     loser.join()
-    assert 1 <= done.ended <= 4
+    assert 1 <= done.ended <= 2
     assert [row["path"] for row in rows_in(out)] == images_in(folder)
 
 

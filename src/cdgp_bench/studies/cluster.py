@@ -1,6 +1,7 @@
 """Scoring on Ray: what it costs beside a plain loop, what kills cost, what a driver needs.
 
     python -m cdgp_bench.studies.cluster MODEL IMAGES [--count 2000] [--kills 20] [--paths 1000000]
+        [--only cost|kills|many]
 
 MODEL is an exported file, IMAGES a folder. Writes docs/results/cluster.json: processor time of an
 image in a plain loop of `Detector.predict` and in Ray's workers, in alternating turns; the seconds
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
@@ -146,6 +148,7 @@ def cost(model: Path, images: Path, folder: Path) -> dict[str, Any]:
         print(turn, flush=True)
         turns.append(turn)
     return {
+        "images": len(list(images.iterdir())),
         "turns": turns,
         "cpu_over_loop": {
             str(n): median(turn[f"actors_{n}"]["cpu_over_loop"] for turn in turns) for n in (1, 2)
@@ -230,6 +233,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--paths", type=int, default=1_000_000)
+    parser.add_argument("--only", choices=("cost", "kills", "many"))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -238,14 +242,16 @@ def main() -> None:
         there = sorted(walk_images(given.images, Search([given.images], None)))
         for i, path in enumerate(islice(cycle(there), given.count)):
             (images / f"{i:06}{path.suffix}").symlink_to(path.resolve())
-        found = {
-            "machine": harness.machine(),
-            "images": given.count,
-            "cost": cost(given.model, images, folder),
-            "kills": killed(given.model, images, folder, given.kills),
-            "many": many(given.model, folder, given.paths),
+        parts: dict[str, Callable[[], dict[str, Any]]] = {
+            "cost": lambda: cost(given.model, images, folder),
+            "kills": lambda: killed(given.model, images, folder, given.kills),
+            "many": lambda: many(given.model, folder, given.paths),
         }
-    write_text(OUT, json.dumps(found, indent=1) + "\n")
+        found = json.loads(OUT.read_text()) if OUT.exists() else {}
+        for name, part in parts.items():
+            if given.only in (None, name):
+                found[name] = {"machine": harness.machine(), **part()}
+                write_text(OUT, json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

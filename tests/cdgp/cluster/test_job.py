@@ -80,8 +80,11 @@ def expected(model: Path, images: Path, tmp_path_factory: pytest.TempPathFactory
     detector, found = load(model), []
     for path in sorted(images.rglob("*.png"), key=lambda path: printable(str(path))):
         place, name = printable(str(path)), printable(path.relative_to(images).as_posix())
-        row: dict[str, Any] = {"path": place, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-               "model": hashlib.sha256(model.read_bytes()).hexdigest()}  # fmt: skip
+        row: dict[str, Any] = {
+            "path": place,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            "model": hashlib.sha256(model.read_bytes()).hexdigest(),
+        }
         if path.name == "torn.png":
             found.append(row)
             continue

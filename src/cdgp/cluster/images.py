@@ -40,12 +40,12 @@ def images_of(given: Sequence[str], notices: list[Notice]) -> Iterator[str]:
     for place in lists:
         yield from _listed(place)
     if local:
-        places_ = outermost(local)
-        root = common_folder(places_)
-        search = Search(places_, root)
-        for path in searched(places_, search):
+        tops = outermost(local)
+        root = common_folder(tops)
+        search = Search(tops, root)
+        for path in searched(tops, search):
             yield str(path)
-        notices += search.unused.notices(root or places_[0])
+        notices += search.unused.notices(root or tops[0])
     for place in places:
         if place not in lists and is_url(place):
             yield from _remote(place)
@@ -147,8 +147,7 @@ def _remote(url: str) -> Iterator[str]:
         yield url
         return
     found = False
-    for folder, folders, files in filesystem.walk(top):
-        folders.sort() if isinstance(folders, list) else None
+    for folder, _, files in filesystem.walk(top):
         for name in sorted(files):
             if Path(name).suffix.lower() in IMAGES and not name.startswith("."):
                 found = True

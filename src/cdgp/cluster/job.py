@@ -11,6 +11,7 @@ The file of a shard has its name once all its rows are in it: it is the receipt,
 goes on skips the shard. The list is made once, so that a job scores what it was started with.
 """
 
+import hashlib
 import json
 import re
 import sys
@@ -43,7 +44,6 @@ from cdgp.cluster.scorer import (
 from cdgp.cluster.store import Store, as_place
 from cdgp.data.walk import Notice
 from cdgp.errors import DataError, Interrupted, ModelFileError, OutputError
-from cdgp.files import digest
 from cdgp.prefetch import in_order
 from cdgp.progress import Advance, Progress, Quiet
 from cdgp.runtimes.base import require_package
@@ -153,6 +153,7 @@ def predict_on_ray(
             started = start(store, job, given, number, notices)
         number = min(number, -(-started["count"] // started["shard"]))
         engine = Engine(ray, sent, threads, store, number, processors)
+        sent = sent._replace(files={})  # Ray holds them now
         total = Total()
         try:
             with (progress or Quiet()).phase("Prediction", started["count"]) as advance:
@@ -198,7 +199,8 @@ def read_model(path: Path, defect_rate: float | None) -> Model:
             f"{file}: cannot be read: {error.strerror}; give a trained model, its run's folder, or "
             "an exported file"
         ) from error
-    return Model(file.name, files, str(file), digest(file), defect_rate)
+    sha256 = hashlib.sha256(files[file.name]).hexdigest()
+    return Model(file.name, files, str(file), sha256, defect_rate)
 
 
 def check_folder(
@@ -348,18 +350,20 @@ def settled(out: Store) -> tuple[Ranges, list[str]]:
     found: Ranges = defaultdict(list)
     names: list[str] = []
     for name in out.names():
-        if part := PART.fullmatch(name):
-            begin, end = part["begin"], part["end"]
-            found[part["shard"]].append((int(begin), int(end)) if begin else WHOLE)
+        if name.startswith(".part-"):  # a worker was killed while it wrote
+            out.remove(name)
+        elif named := PART.fullmatch(name):
+            begin, end = named["begin"], named["end"]
+            found[named["shard"]].append((int(begin), int(end)) if begin else WHOLE)
     for shard, ranges in found.items():
         kept: list[tuple[int, int]] = []
-        for part_ in sorted(ranges, key=lambda part: (part[0], -part[1])):
-            if kept and part_[1] <= kept[-1][1]:
-                out.remove(part_name(shard, part_))
+        for part in sorted(ranges, key=lambda ends: (ends[0], -ends[1])):
+            if kept and part[1] <= kept[-1][1]:
+                out.remove(part_name(shard, part))
             else:
-                kept.append(part_)
+                kept.append(part)
         found[shard] = kept
-        names += [part_name(shard, None if part_ == WHOLE else part_) for part_ in kept]
+        names += [part_name(shard, None if part == WHOLE else part) for part in kept]
     return found, names
 
 

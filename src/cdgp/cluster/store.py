@@ -105,7 +105,7 @@ class Store(NamedTuple):
         with self._errors("cannot be written"):
             filesystem, folder = open_url(self.place)
             filesystem.makedirs(folder, exist_ok=True)
-            path = f"{folder}/.{name}.{secrets.token_hex(4)}"
+            path = f"{folder}/.{name}.{secrets.token_hex(4)}{Path(name).suffix}"
             try:
                 with filesystem.open(path, "wb") as file:
                     yield file

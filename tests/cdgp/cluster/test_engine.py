@@ -63,7 +63,7 @@ def test_parts_of_what_was_written_whole_are_removed(tmp_path: Path) -> None:
         *(part_name(SHARD, part) for part in (None, (0, 4), (4, 9))),
         *(part_name(other, part) for part in ((4, 9), (4, 6), (0, 4))),
     ]
-    for name in (*names, "mine.parquet"):
+    for name in (*names, "mine.parquet", f".{names[0]}.0123abcd.parquet"):
         (tmp_path / name).touch()
     ranges, kept = settled(Store(str(tmp_path)))
     assert ranges == {SHARD: [WHOLE], other: [(0, 4), (4, 9)]}

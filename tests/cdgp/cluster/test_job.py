@@ -17,7 +17,7 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from pyarrow import parquet
+from pyarrow import dataset, parquet
 from tests.cdgp.cluster.deadly import Deadly, noted
 from tests.helpers import ROOT, Interrupting, cdgp, noise_image, plain, raised
 
@@ -126,6 +126,7 @@ def test_rows_are_those_of_predict(
     }  # fmt: skip
     assert len(set(noted(out, "began"))) == 6
     assert len({pid for _, pid in noted(out, "began")}) == actors
+    assert dataset.dataset(out).count_rows() == 11  # readers skip the list of images
     table = parquet.read_table(next(out.glob("part-*")))
     assert table.schema.equals(schema())
     assert json.loads(table.schema.metadata[b"cdgp"])["threshold"] == load(model).threshold

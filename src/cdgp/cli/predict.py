@@ -64,6 +64,7 @@ def predict(
 
       cdgp predict parts.onnx new_images --out runs/parts-monday --ray
     """
+    from cdgp.cluster.store import is_url
     from cdgp.errors import DataError, SettingsError
     from cdgp.report.results import FEW
     from cdgp.run_folder import SCORES, UNREADABLE
@@ -85,6 +86,9 @@ def predict(
             )
         )  # fmt: skip
         return
+    for place in (*paths, out_folder):
+        if is_url(place):
+            raise SettingsError(f"{place}: URLs are read and written with --ray; give it too")
     if actors is not None:
         raise SettingsError("--actors: is the number of workers on Ray; give --ray too")
     done = predict_folder(

@@ -149,6 +149,12 @@ def test_folder_that_holds_something_else(refused: list[object], tmp_path: Path)
            "holds no job", error=OutputError)  # fmt: skip
 
 
+def test_urls_need_ray(refused: list[object]) -> None:
+    for url in (["s3://bucket/a"], ["--out", "s3://bucket/b"]):
+        result = cdgp(*refused[:-1], *url)
+        assert result.exit_code == 2 and f"{url[-1]}: URLs are read" in plain(result)
+
+
 def test_model_that_is_not_there(refused: list[object], tmp_path: Path) -> None:
     (tmp_path / "a.onnx").unlink()
     result = cdgp(*refused)

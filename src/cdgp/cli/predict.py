@@ -12,6 +12,8 @@ from cdgp.cli.common import SHOWN, bars, handle_errors, say, score_line, warn
 
 if TYPE_CHECKING:
     from cdgp.cluster import PredictedShards
+    from cdgp.cluster.scorer import Facts
+    from cdgp.workflows import PredictedFolder
 
 
 class WithAddress(TyperCommand):
@@ -99,11 +101,7 @@ def predict(
     say(f"{done.scored} scored, {done.rejected} called defective: {out_folder}")
     if done.overlays == "rejected" and overlays is None:
         say(f"{FEW:,} images or more: overlays of the rejected ones; --overlays all draws all")
-    say(score_line(done.score_kind, done.rests_on))
-    if done.score_kind == "probability":
-        say(f"probabilities refer to a line with {done.refers_to}")
-    for note in done.notes:
-        warn(f"note: {note}")
+    show_facts(done)
     for text in done.not_scored:
         warn(f"not scored: {text}")
     if done.warned:
@@ -128,11 +126,7 @@ def show_shards(done: "PredictedShards") -> None:
     if done.skipped:
         say(f"{done.skipped} of these images had their rows already")
     if done.facts is not None:
-        say(score_line(done.facts.score_kind, done.facts.rests_on))
-        if done.facts.score_kind == "probability":
-            say(f"probabilities refer to a line with {done.facts.refers_to}")
-        for note in done.facts.notes:
-            warn(f"note: {note}")
+        show_facts(done.facts)
     for text in done.not_scored:
         warn(f"not scored: {text}")
     if done.warned:
@@ -143,6 +137,15 @@ def show_shards(done: "PredictedShards") -> None:
     if done.unreadable:
         show_unreadable(done.unreadable, done.problems, "see the column problem")
         raise typer.Exit(DataError.exit_code)
+
+
+def show_facts(facts: "PredictedFolder | Facts") -> None:
+    """What the scores are, what they refer to, and what weakens them."""
+    say(score_line(facts.score_kind, facts.rests_on))
+    if facts.score_kind == "probability":
+        say(f"probabilities refer to a line with {facts.refers_to}")
+    for note in facts.notes:
+        warn(f"note: {note}")
 
 
 def show_unreadable(count: int, problems: list[str], where: str) -> None:

@@ -39,6 +39,8 @@ NOT_RUN = {
     "cdgp benchmark in-house-outside": "needs images that are not part of the repository",
     "cdgp train parts --out runs/paper": "needs the weights of WideResNet-50-2",
     "python examples/camera_folder.py": "ends by a signal; test_camera_example.py runs it",
+    "cdgp predict parts.onnx new_images --out scored --ray": "tests/cdgp/cluster starts Ray",
+    "cdgp predict parts.onnx s3://line-4": "needs a cluster and a store",
     "cdgp bench-latency": "starts a process for each file; tests/cdgp_bench/measure runs it",
 }
 """How the lines begin that cannot run here, each with the reason."""

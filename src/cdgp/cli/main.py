@@ -15,7 +15,7 @@ from cdgp.cli.common import (
 from cdgp.cli.demo import demo
 from cdgp.cli.evaluate import evaluate
 from cdgp.cli.export import export
-from cdgp.cli.predict import predict
+from cdgp.cli.predict import WithAddress, predict
 from cdgp.cli.train import train
 from cdgp.errors import SettingsError
 
@@ -41,7 +41,7 @@ app = typer.Typer(
 )
 app.command()(check)
 app.command()(train)
-app.command()(predict)
+app.command(cls=WithAddress)(predict)
 app.command()(evaluate)
 app.command()(export)
 app.command()(demo)

@@ -13,8 +13,16 @@ Data = Annotated[
 ]
 Model = Annotated[Path, typer.Argument(help="model.safetensors, or the folder of a run.")]
 Images = Annotated[list[Path], typer.Argument(help="Images, or folders of images.")]
+Places = Annotated[
+    list[str],
+    typer.Argument(help="Images, or folders of images; with --ray also lists and URLs."),
+]
 RunFolder = Annotated[Path, typer.Option("--out", help="Folder of the run.")]
 ResultsFolder = Annotated[Path, typer.Option("--out", help="Folder for the results.")]
+ResultsPlace = Annotated[
+    str,
+    typer.Option("--out", help="Folder for the results; with --ray also a URL.", metavar="PATH"),
+]
 ReportFolder = Annotated[
     Path | None, typer.Option("--out", help="Folder for scores, overlays and report.")
 ]
@@ -102,6 +110,18 @@ Workers = Annotated[
 Batch = Annotated[
     int | None,
     typer.Option(help="Images that each worker hands to the network at once; 1 by default."),
+]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        help="Score on Ray, into a Parquet file a shard: on the cluster at HOST:PORT, or where "
+        "nothing follows, at RAY_ADDRESS or else on this machine.",
+        metavar="[ADDRESS]",
+    ),
+]
+Actors = Annotated[
+    int | None,
+    typer.Option(help="Worker processes on Ray; as many as there is room for by default."),
 ]
 SaveMaps = Annotated[bool, typer.Option(help="Also write the raw maps, float16 .npy.")]
 Resume = Annotated[bool, typer.Option(help="Go on with what is unfinished in --out.")]

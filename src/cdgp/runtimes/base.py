@@ -19,6 +19,10 @@ from cdgp.errors import ModelFileError, SettingsError
 INPUT = "images"
 OUTPUT_RANKS = {"anomaly_map": 3, "surprisal": 3, "fused": 3, "pooled": 2, "pred_score": 1}
 """The outputs of a graph, in their order, with their numbers of dimensions."""
+EXTRAS = {
+    "openvino": "openvino", "nncf": "openvino", "ray": "ray", "pyarrow": "ray", "fsspec": "ray",
+}  # fmt: skip
+"""Which extra an optional package comes with, where it is not ``onnx``."""
 Array = NDArray[np.float32]
 Shape = tuple[int | None, ...]
 """Lengths of the dimensions; None where one is free."""
@@ -72,7 +76,7 @@ def require_package(name: str) -> Any:
             has it.
     """
     turn_telemetry_off()
-    extra = "openvino" if name in ("openvino", "nncf") else "onnx"
+    extra = EXTRAS.get(name, "onnx")
     install = f"pip install 'cdgp[{extra}]', or in a clone pip install -e '.[{extra}]'"
     try:
         return importlib.import_module(name)

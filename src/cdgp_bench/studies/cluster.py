@@ -70,7 +70,7 @@ class Noting(Scorer):
 def drive(model: str, images: str, out: str, actors: str, shard: str, resume: str) -> None:
     """A job in this process; prints what it needed as JSON."""
     job.SHARDS = (int(shard),)
-    engine.Scorer = Noting  # type: ignore[misc, attr-defined]
+    engine.Scorer = Noting  # type: ignore[attr-defined]
     began = time.time()
     done = predict_on_ray(model, images, out, actors=int(actors), resume=bool(resume))
     usage = resource.getrusage(resource.RUSAGE_SELF)

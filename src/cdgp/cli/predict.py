@@ -112,8 +112,8 @@ def predict(
         if done.warned > SHOWN:
             warn(f"  and {done.warned - SHOWN} more")
     if done.unreadable:
-        listed = Path(out_folder, UNREADABLE)
-        show_unreadable(done.unreadable, done.problems, f"listed in {listed}")
+        where = f"listed in {Path(out_folder, UNREADABLE)}"
+        show_unreadable(done.unreadable, done.problems, where)
         raise typer.Exit(DataError.exit_code)
 
 

@@ -74,9 +74,12 @@ def drive(model: str, images: str, out: str, actors: str, shard: str, resume: st
     began = time.time()
     done = predict_on_ray(model, images, out, actors=int(actors), resume=bool(resume))
     usage = resource.getrusage(resource.RUSAGE_SELF)
+    # Not ru_maxrss: that of a process begins with its parent's.
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines()
+                if line.startswith("VmHWM"))  # fmt: skip
     print(json.dumps({
         "images": done.images, "skipped": done.skipped, "ended": done.ended,
-        "seconds": time.time() - began, "peak_mib": usage.ru_maxrss / 1024,
+        "seconds": time.time() - began, "peak_mib": int(peak.split()[1]) / 1024,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
     }))  # fmt: skip
 

@@ -16,13 +16,15 @@ CRASH = "crash"
 """An image with this in its name ends the process, as a decoder may."""
 SLOW = "slow"
 FULL = "full"
+HELD = "held"
 
 
 class Deadly(Scorer):
     """Notes every piece in a file ``began`` beside the results, and every written one in ``ended``.
 
     A folder of results named ``slow…`` is written slowly; in one named ``full…`` no file may be
-    larger than a few bytes.
+    larger than a few bytes; for one named ``held…``, workers wait until somebody makes a
+    file ``free`` beside it.
     """
 
     def score(self, piece: Piece) -> Tally:
@@ -33,6 +35,8 @@ class Deadly(Scorer):
             os.kill(os.getpid(), signal.SIGKILL)
         if folder.name.startswith(SLOW):
             time.sleep(0.15)
+        while folder.name.startswith(HELD) and not beside(folder, "free").exists():
+            time.sleep(0.02)
         if folder.name.startswith(FULL):
             limit = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
@@ -45,15 +49,20 @@ class Deadly(Scorer):
         return done
 
 
+def beside(folder: Path, what: str) -> Path:
+    """A file beside a folder of results."""
+    return folder.with_name(f"{folder.name}.{what}")
+
+
 def note(folder: Path, what: str, name: str, pid: int) -> None:
     """Add a line to the notes on a folder."""
-    with folder.with_name(f"{folder.name}.{what}").open("a") as file:
+    with beside(folder, what).open("a") as file:
         file.write(f"{name} {pid}\n")
 
 
 def noted(folder: Path, what: str) -> Iterator[tuple[str, int]]:
     """The pieces and processes in the notes on a folder."""
-    path = folder.with_name(f"{folder.name}.{what}")
+    path = beside(folder, what)
     for line in path.read_text().splitlines() if path.exists() else ():
         name, pid = line.split()
         yield name, int(pid)

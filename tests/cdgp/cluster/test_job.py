@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from pyarrow import dataset, parquet
-from tests.cdgp.cluster.deadly import Deadly, noted
+from tests.cdgp.cluster.deadly import Deadly, beside, noted
 from tests.helpers import ROOT, Interrupting, cdgp, noise_image, plain, raised
 
 from cdgp.cluster import engine, job, predict_on_ray
@@ -238,22 +238,23 @@ predict_on_ray(*sys.argv[1:], actors=2)
 
 @pytest.mark.slow
 def test_lost_node_costs_no_row(small: Any, model: Path, tmp_path: Path) -> None:
-    folder, out = tmp_path / "images", tmp_path / "slow"
-    for i in range(16):
+    folder, out = tmp_path / "images", tmp_path / "held"
+    for i in range(10):
         noise_image(folder / f"{i:02}.png", seed=i)
     node = small.add_node(num_cpus=2)
     small.wait_for_nodes()
 
     def lose() -> None:
-        while len(list(noted(out, "ended"))) < 4:
+        """Take the node away once every worker holds a piece."""
+        while len({pid for _, pid in noted(out, "began")}) < 3:
             time.sleep(0.02)
         small.remove_node(node, allow_graceful=False)
+        beside(out, "free").touch()
 
-    loser = Thread(target=lose)
+    loser = Thread(target=lose, daemon=True)
     loser.start()
-    done = predict_on_ray(
-        model, folder, out, actors=3, workers=1
-    )  # one more than the other node takes
+    # One worker more than the other node takes.
+    done = predict_on_ray(model, folder, out, actors=3, workers=1)
     loser.join()
     assert 1 <= done.ended <= 2
     assert [row["path"] for row in rows_in(out)] == images_in(folder)

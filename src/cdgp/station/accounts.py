@@ -7,14 +7,13 @@ argon2 (passwords).
 import hashlib
 import secrets
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerifyMismatchError
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Row,
     delete,
     func,
     insert,
@@ -25,7 +24,7 @@ from sqlalchemy import (
 
 from cdgp.errors import StationError
 from cdgp.station import trail
-from cdgp.station.schema import lines, login_failures, sessions, tokens, users
+from cdgp.station.schema import AnyRow, lines, login_failures, sessions, tokens, users
 
 ROLES = ("viewer", "operator", "engineer", "administrator")
 """Each may do what those before it may: look; review and upload; lines, models and policies; users
@@ -59,7 +58,7 @@ class User(NamedTuple):
         return ROLES.index(self.role) >= ROLES.index(role)
 
 
-class TooManyFailures(StationError):
+class TooManyFailuresError(StationError):
     """Too many wrong passwords; no password is checked for a while."""
 
 
@@ -141,7 +140,7 @@ def change_user(
     )  # fmt: skip
 
 
-def user_row(connection: Connection, user_id: int) -> Row[Any]:
+def user_row(connection: Connection, user_id: int) -> AnyRow:
     """A user's row; StationError where there is none."""
     row = connection.execute(select(users).where(users.c.id == user_id)).first()
     if row is None:
@@ -153,7 +152,7 @@ def sign_in(connection: Connection, name: str, password: str, address: str) -> s
     """A new session's secret; None, and a note of it, where name and password do not fit.
 
     Raises:
-        TooManyFailures: for this name, or from this address.
+        TooManyFailuresError: for this name, or from this address.
     """
     now = time.time()
     recent = login_failures.c.at > now - FAILURE_WINDOW
@@ -164,7 +163,7 @@ def sign_in(connection: Connection, name: str, password: str, address: str) -> s
         )
     )  # fmt: skip
     if of_name >= FAILURES_A_NAME or of_address >= FAILURES_AN_ADDRESS:
-        raise TooManyFailures("too many wrong passwords; wait five minutes and try again")
+        raise TooManyFailuresError("too many wrong passwords; wait five minutes and try again")
     row = connection.execute(select(users).where(users.c.name == name, ~users.c.disabled)).first()
     fits = _fits(row.password_hash if row else NOBODY, password[: MOST_PASSWORD + 1])
     connection.execute(delete(login_failures).where(login_failures.c.at < now - FAILURE_WINDOW))

@@ -22,8 +22,9 @@ from sqlalchemy import Connection, func, insert, select
 from cdgp.data.images import MIN_SIDE, image_size
 from cdgp.errors import ImageError, StationError
 from cdgp.files import printable
+from cdgp.station import trail
 from cdgp.station.config import Config
-from cdgp.station.schema import groups, images, lines
+from cdgp.station.schema import groups, images, insert_row, lines
 from cdgp.station.store import Store
 
 IMAGES, INCOMING = "images", "incoming"
@@ -33,15 +34,15 @@ LONGEST = 200
 """Characters of a part, lot, group, camera or label."""
 
 
-class TooLarge(StationError):
+class TooLargeError(StationError):
     """An image of too many bytes or pixels."""
 
 
-class NoRoom(StationError):
+class NoRoomError(StationError):
     """There is too little free space for another image."""
 
 
-class BacklogFull(StationError):
+class BacklogFullError(StationError):
     """Too many images wait for their score."""
 
 
@@ -85,10 +86,10 @@ class Incoming:
         self._file = path.open("xb")
 
     def add(self, chunk: bytes) -> None:
-        """Take a piece in; TooLarge where all of them are."""
+        """Take a piece in; TooLargeError where all of them are."""
         self.size += len(chunk)
         if self.size > self.most:
-            raise TooLarge(
+            raise TooLargeError(
                 f"the image has more than {self.most / MIB:g} MiB; make it smaller, or raise "
                 "image_mib"
             )
@@ -124,7 +125,7 @@ class Intake:
         """A place for a file that is about to come, which is removed when the block ends.
 
         Raises:
-            NoRoom: less than the reserve is free, or the disk is full.
+            NoRoomError: less than the reserve is free, or the disk is full.
         """
         self.check_room()
         file = Incoming(self.incoming / secrets.token_hex(8), int(self.config.image_mib * MIB))
@@ -135,20 +136,22 @@ class Intake:
             file.drop()
 
     def check_room(self) -> None:
-        """Raise NoRoom where less than the reserve is free."""
+        """Raise NoRoomError where less than the reserve is free."""
         free = shutil.disk_usage(self.store.home).free
         if free < self.config.reserve_gib * GIB:
-            raise NoRoom(
+            raise NoRoomError(
                 f"{free / GIB:.2f} GiB are free, and {self.config.reserve_gib:g} are reserved for "
                 "reviews; free some space"
             )
 
     def check_backlog(self) -> None:
-        """Raise BacklogFull where as many images wait as may."""
+        """Raise BacklogFullError where as many images wait as may."""
         with self.store.read() as connection:
             count = waiting(connection)
         if count >= self.config.backlog:
-            raise BacklogFull(f"{count} images wait for their score; send again a little later")
+            raise BacklogFullError(
+                f"{count} images wait for their score; send again a little later"
+            )
 
     def enter(self, file: Incoming, line_id: int, facts: Facts) -> Entered:
         """Keep a received file and enter it, or find what was entered before.
@@ -160,8 +163,8 @@ class Intake:
 
         Raises:
             ImageError: no image that can be read.
-            TooLarge: of too many pixels.
-            NoRoom: the disk is full.
+            TooLargeError: of too many pixels.
+            NoRoomError: the disk is full.
         """
         with disk_full():
             digest = file.close()
@@ -169,16 +172,17 @@ class Intake:
             if found:
                 return found
             height, width = self._checked_size(file.path)
-            target = self.path(digest)
-            if not target.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                file.path.replace(target)
-                _sync(target.parent)
             with self.store.write() as connection:
-                # It may have come by another way, or have been removed, in the meantime.
+                # It may have come by another way in the meantime.
                 found = _entered(connection, line_id, digest, facts.part)
                 if found:
                     return found
+                # Within the transaction, since retention removes files within one.
+                target = self.path(digest)
+                if not target.exists():
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    file.path.replace(target)
+                    _sync(target.parent)
                 image_id = self._insert(
                     connection, line_id, digest, facts, (file.size, width, height)
                 )
@@ -198,7 +202,7 @@ class Intake:
         except ImageError as error:
             raise ImageError(str(error).replace(str(path), "the image")) from error
         if height * width > self.config.megapixels * 1e6:
-            raise TooLarge(
+            raise TooLargeError(
                 f"the image has {width} × {height} pixels, more than {self.config.megapixels:g} "
                 "million; crop it, or raise megapixels"
             )
@@ -225,16 +229,14 @@ class Intake:
             .where(images.c.line_id == line_id, images.c.digest == digest)
             .limit(1)
         )
-        result = connection.execute(
-            insert(images).values(
-                line_id=line_id, digest=digest, part=facts.part, lot=facts.lot, group_name=group,
-                camera=facts.camera, label=facts.label, size=size, width=width, height=height,
-                split=copied or self._split(connection, line_id, group),
-                audit=self._random.random() < self.config.audit_share,
-                received_at=time.time(), attempts=0, problem="", version=0,
-            )
+        return insert_row(
+            connection, images,
+            line_id=line_id, digest=digest, part=facts.part, lot=facts.lot, group_name=group,
+            camera=facts.camera, label=facts.label, size=size, width=width, height=height,
+            split=copied or self._split(connection, line_id, group),
+            audit=self._random.random() < self.config.audit_share,
+            received_at=time.time(), attempts=0, problem="", version=0,
         )  # fmt: skip
-        return int(result.inserted_primary_key[0])
 
     def _split(self, connection: Connection, line_id: int, group: str) -> str:
         """The split of a group, drawn when it first enters."""
@@ -260,6 +262,21 @@ def line_named(connection: Connection, name: str) -> int | None:
     return connection.scalar(select(lines.c.id).where(lines.c.name == name))
 
 
+def add_line(connection: Connection, who: str, name: str) -> int:
+    """Add a line, and return its id.
+
+    Raises:
+        StationError: the name is taken, empty, or longer than 100 characters.
+    """
+    name = clean(name.strip())
+    if not name or len(name) > 100:
+        raise StationError("a line's name has 1 to 100 characters")
+    if line_named(connection, name) is not None:
+        raise StationError(f"line {name}: there is one of this name already")
+    trail.append(connection, who, "line added", f"line {name}")
+    return insert_row(connection, lines, name=name, created_at=time.time())
+
+
 def clean(text: str) -> str:
     """A name from outside as a label: shortened, without what cannot be shown."""
     return "".join(c if c.isprintable() else "�" for c in printable(text))[:LONGEST]
@@ -267,13 +284,13 @@ def clean(text: str) -> str:
 
 @contextmanager
 def disk_full() -> Iterator[None]:
-    """What the system raises where the disk is full, as NoRoom."""
+    """What the system raises where the disk is full, as NoRoomError."""
     try:
         yield
     except OSError as error:
         if error.errno not in FULL:
             raise
-        raise NoRoom(f"the disk is full ({error.strerror}); free some space") from error
+        raise NoRoomError(f"the disk is full ({error.strerror}); free some space") from error
 
 
 def _entered(connection: Connection, line_id: int, digest: str, part: str) -> Entered | None:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from cdgp.data.images import read_image
 from cdgp.errors import CdgpError, StationError
@@ -26,7 +26,7 @@ from cdgp.runtimes.base import cores
 from cdgp.station import trail
 from cdgp.station.config import Config
 from cdgp.station.intake import Intake
-from cdgp.station.schema import images, lines, models, policies, scores
+from cdgp.station.schema import AnyRow, images, insert_row, lines, models, policies, scores
 from cdgp.station.store import Store
 
 MODELS, DERIVED = "models", "derived"
@@ -148,8 +148,8 @@ class Pipeline:
         self._loaded: dict[int, LiveModel] = {}
         self._loading = threading.Lock()
         self._wake = threading.Event()
-        self._begun: set[int] = set()
-        """Images that this process has tried, so that an attempt before was of another one."""
+        self._begun: dict[int, int] = {}
+        """Images that this process tries, and how many processes ended while they did."""
         self._expected: dict[int, list[Future[str]]] = {}
         self._expecting = threading.Lock()
 
@@ -167,11 +167,6 @@ class Pipeline:
         if decision:
             self._tell({image_id: decision})
         return future
-
-    def forget(self, image_id: int) -> None:
-        """Nobody waits for this decision any more."""
-        with self._expecting:
-            self._expected.pop(image_id, None)
 
     def run(self, stop: threading.Event) -> None:
         """Score what waits until ``stop`` is set."""
@@ -195,9 +190,9 @@ class Pipeline:
             self.problem = ""
             return 0
         ready = {line: self._ready(policy) if policy else None for line, policy in live.items()}
-        self._begin([row.id for row in waiting])
+        self._begin(waiting)
 
-        def work(row: Row[Any]) -> Scored | str:
+        def work(row: AnyRow) -> Scored | str:
             return self._score(row, live[row.line_id], ready[row.line_id])
 
         found = list(pool.map(work, waiting))
@@ -206,32 +201,33 @@ class Pipeline:
                 row.id: record(connection, row.id, live[row.line_id], result)
                 for row, result in zip(waiting, found, strict=True)
             }
-        self._begun -= told.keys()
+        for key in told:
+            del self._begun[key]
         self._tell(told)
         self.problem = ""
         return len(waiting)
 
-    def _next(self, connection: Connection) -> list[Row[Any]]:
+    def _next(self, connection: Connection) -> list[AnyRow]:
         """The oldest images that wait; one alone that may have ended the process before."""
         query = select(images.c.id, images.c.line_id, images.c.digest, images.c.attempts)
         query = query.where(images.c.decision.is_(None)).order_by(images.c.id).limit(BATCH)
         rows = list(connection.execute(query))
-        suspected = [row.attempts > 0 and row.id not in self._begun for row in rows]
+        suspected = [self._begun.get(row.id, row.attempts) > 0 for row in rows]
         if not any(suspected):
             return rows
         first = suspected.index(True)
         return rows[:first] or rows[:1]
 
-    def _begin(self, ids: list[int]) -> None:
+    def _begin(self, rows: list[AnyRow]) -> None:
         """Note on the disk that these are tried now; once a process."""
-        new = set(ids) - self._begun
+        new = {row.id: row.attempts for row in rows if row.id not in self._begun}
         if new:
             with self.store.write() as connection:
                 counted = update(images).where(images.c.id.in_(new))
                 connection.execute(counted.values(attempts=images.c.attempts + 1))
             self._begun |= new
 
-    def _ready(self, policy: Row[Any]) -> LiveModel:
+    def _ready(self, policy: AnyRow) -> LiveModel:
         return self.ready(policy.model_id, f"{policy.digest}{policy.suffix}")
 
     def ready(self, model_id: int, name: str) -> LiveModel:
@@ -270,12 +266,11 @@ class Pipeline:
             if known is None:
                 values = {"digest": sha256, "name": path.name, "suffix": path.suffix,
                           "score_kind": model.score_kind, "threshold": model.threshold}  # fmt: skip
-                result = connection.execute(insert(models).values(**values, added_at=time.time()))
-                known = result.inserted_primary_key[0]
+                known = insert_row(connection, models, **values, added_at=time.time())
                 trail.append(connection, who, "model added", f"model {path.name}", after=values)
         with self._loading:
             self._loaded[known] = model
-        return int(known)
+        return known
 
     def keep_live(self) -> None:
         """Let go of all loaded models that no line uses any more."""
@@ -286,12 +281,10 @@ class Pipeline:
         with self._loading:
             self._loaded = {key: value for key, value in self._loaded.items() if key in kept}
 
-    def _score(
-        self, row: Row[Any], policy: Row[Any] | None, model: LiveModel | None
-    ) -> Scored | str:
+    def _score(self, row: AnyRow, policy: AnyRow | None, model: LiveModel | None) -> Scored | str:
         """What the model tells of an image; why there is no score, else."""
         path = self.intake.path(row.digest)
-        if row.attempts - (row.id in self._begun and row.attempts > 0) >= TRIES:
+        if self._begun[row.id] >= TRIES:
             return "the process ended twice while this image was read"
         try:
             if policy is None or model is None:
@@ -342,7 +335,7 @@ class Pipeline:
 
 
 def record(
-    connection: Connection, image_id: int, policy: Row[Any] | None, result: Scored | str
+    connection: Connection, image_id: int, policy: AnyRow | None, result: Scored | str
 ) -> str:
     """Write what was found for an image, and return the decision."""
     now, problem, decision = time.time(), "", "unsure"
@@ -367,7 +360,7 @@ def record(
     return decision
 
 
-def live_policy(connection: Connection, line_id: int) -> Row[Any] | None:
+def live_policy(connection: Connection, line_id: int) -> AnyRow | None:
     """The newest policy of a line, with digest, name, suffix, score_kind and threshold of its
     model; None where there is none yet."""
     return connection.execute(
@@ -412,11 +405,9 @@ def promote(
         raise StationError(f"line {line_id} or model {model_id}: there is none")
     before = live_policy(connection, line_id)
     values = {"accept_below": policy.accept_below, "reject_above": policy.reject_above}
-    result = connection.execute(
-        insert(policies).values(
-            line_id=line_id, model_id=model_id, **values, reason=reason, user_id=who[0],
-            created_at=time.time(),
-        )
+    added = insert_row(
+        connection, policies, line_id=line_id, model_id=model_id, **values, reason=reason,
+        user_id=who[0], created_at=time.time(),
     )  # fmt: skip
     trail.append(
         connection, who[1], "policy set", f"line {line}",
@@ -424,7 +415,7 @@ def promote(
                            "reject_above": before.reject_above},
         after={"model": model, **values}, why=reason,
     )  # fmt: skip
-    return int(result.inserted_primary_key[0])
+    return added
 
 
 def write_views(folder: Path, pixels: NDArray[np.float32]) -> None:

@@ -7,12 +7,11 @@ version that they saw: where it is not the newest any more, they are told, and n
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Row,
     and_,
     delete,
     func,
@@ -25,13 +24,13 @@ from sqlalchemy import (
 from cdgp.errors import StationError
 from cdgp.station import trail
 from cdgp.station.accounts import User
-from cdgp.station.schema import claims, images, reviews, users
+from cdgp.station.schema import AnyRow, claims, images, reviews, users
 
 VERDICTS = ("good", "defective", "unsure")
 CLAIM_SECONDS = 300.0
 
 
-class LostRace(StationError):
+class LostRaceError(StationError):
     """Somebody else was faster; nothing was written."""
 
     def __init__(self, text: str, images: Sequence[int]) -> None:
@@ -57,7 +56,7 @@ def queued() -> ColumnElement[bool]:
     )
 
 
-def claim(connection: Connection, user: User, line_id: int, count: int) -> list[Row[Any]]:
+def claim(connection: Connection, user: User, line_id: int, count: int) -> list[AnyRow]:
     """The oldest images of a line's queue that nobody else holds, for five minutes.
 
     They come in the order in which they were received, and without what would tell those of the
@@ -89,7 +88,7 @@ def review(
     """Give images a verdict, all of them or none; returns the new version of each.
 
     Raises:
-        LostRace: one was reviewed by somebody since, or is claimed by somebody else.
+        LostRaceError: one was reviewed by somebody since, or is claimed by somebody else.
         StationError: an unknown verdict or image, none, or one twice.
     """
     if verdict not in VERDICTS:
@@ -102,7 +101,9 @@ def review(
         .where(claims.c.until >= time.time())
     ).fetchall()
     if held:
-        raise LostRace(f"{held[0].name} is looking at it right now", [h.image_id for h in held])
+        raise LostRaceError(
+            f"{held[0].name} is looking at it right now", [h.image_id for h in held]
+        )
     batch = secrets.token_hex(8)
     for row in rows.values():
         _add_version(connection, user, row, verdict, batch, None)
@@ -117,7 +118,7 @@ def undo(connection: Connection, user: User) -> dict[int, int]:
     """Take back the user's newest review that is not taken back yet; the versions as they are now.
 
     Raises:
-        LostRace: somebody reviewed one of the images since.
+        LostRaceError: somebody reviewed one of the images since.
         StationError: there is nothing to take back.
     """
     undone = select(reviews.c.undoes).where(reviews.c.undoes.is_not(None))
@@ -159,7 +160,7 @@ def depth(connection: Connection, line_id: int) -> tuple[int, float | None]:
     return int(row[0]), row[1]
 
 
-def _current(connection: Connection, seen: Sequence[Seen]) -> dict[int, Row[Any]]:
+def _current(connection: Connection, seen: Sequence[Seen]) -> dict[int, AnyRow]:
     """The images by id, where all of them are as they were seen."""
     wanted = {image.id: image.version for image in seen}
     if not wanted or len(wanted) < len(seen):
@@ -175,14 +176,14 @@ def _current(connection: Connection, seen: Sequence[Seen]) -> dict[int, Row[Any]
         raise StationError(f"image {missing[0]}: there is none, or it is not scored yet")
     lost = [key for key, version in wanted.items() if rows[key].version != version]
     if lost:
-        raise LostRace("somebody has reviewed it since you saw it", lost)
+        raise LostRaceError("somebody has reviewed it since you saw it", lost)
     return rows
 
 
 def _add_version(
     connection: Connection,
     user: User,
-    row: Row[Any],
+    row: AnyRow,
     verdict: str | None,
     batch: str,
     undoes: str | None,
@@ -194,7 +195,7 @@ def _add_version(
         .values(verdict=verdict, version=version)
     )
     if changed.rowcount != 1:  # between two stations' transactions
-        raise LostRace("somebody has reviewed it since you saw it", [row.id])
+        raise LostRaceError("somebody has reviewed it since you saw it", [row.id])
     connection.execute(
         insert(reviews).values(
             image_id=row.id, version=version, verdict=verdict, user_id=user.id, at=time.time(),

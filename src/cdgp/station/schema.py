@@ -1,20 +1,34 @@
 """The tables of a station, as the newest migration leaves them. Times are seconds since 1970."""
 
+from typing import Any, TypeAlias
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Connection,
     Float,
     ForeignKey,
     Index,
     Integer,
     MetaData,
+    Row,
     Table,
     Text,
     UniqueConstraint,
+    insert,
 )
 
 metadata = MetaData()
+AnyRow: TypeAlias = Row[*tuple[Any, ...]]
+
+
+def insert_row(connection: Connection, table: Table, **values: Any) -> int:
+    """Insert a row, and return its id."""
+    key = connection.execute(insert(table).values(**values)).inserted_primary_key
+    assert key is not None
+    return int(key[0])
+
 
 users = Table(
     "users", metadata,

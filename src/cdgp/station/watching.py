@@ -15,8 +15,16 @@ from cdgp.data.decode import EXTENSIONS
 from cdgp.errors import CdgpError, ImageError
 from cdgp.station import trail
 from cdgp.station.config import Watch
-from cdgp.station.intake import BacklogFull, Facts, Intake, NoRoom, clean, line_named
-from cdgp.station.schema import lines, watched
+from cdgp.station.intake import (
+    BacklogFullError,
+    Facts,
+    Intake,
+    NoRoomError,
+    add_line,
+    clean,
+    line_named,
+)
+from cdgp.station.schema import watched
 
 SETTLED = 1.0
 """A file is whole when neither its size nor its time has changed for so many seconds."""
@@ -64,7 +72,7 @@ class Watcher:
                     with suppress(FileNotFoundError):  # taken away meanwhile
                         self._take(folder, path)
                         taken += 1
-            except (NoRoom, BacklogFull) as error:
+            except (NoRoomError, BacklogFullError) as error:
                 problem = f"{folder.folder}: files wait: {error}"
             except OSError as error:
                 problem = f"{folder.folder}: cannot be read: {error.strerror or error}"
@@ -89,7 +97,7 @@ class Watcher:
         try:
             if not self._enter(folder, path, stamp):
                 return
-        except (NoRoom, BacklogFull, FileNotFoundError):
+        except (NoRoomError, BacklogFullError, FileNotFoundError):
             raise
         except (CdgpError, OSError) as error:
             # Until it changes: it would be the same again and again.
@@ -119,9 +127,7 @@ class Watcher:
         if found is not None:
             return found
         with self.intake.store.write() as connection:
-            result = connection.execute(insert(lines).values(name=name, created_at=time.time()))
-            trail.append(connection, trail.STATION, "line added", f"line {name}")
-        return int(result.inserted_primary_key[0])
+            return add_line(connection, trail.STATION, name)
 
     def _remember(self, path: Path, stamp: Stamp, problem: str) -> None:
         values = {"size": stamp[0], "mtime_ns": stamp[1], "problem": problem}

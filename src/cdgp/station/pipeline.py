@@ -244,6 +244,18 @@ class Pipeline:
                 self._loaded[model_id] = self._load(path)
             return self._loaded[model_id]
 
+    def ready_to_serve(self, model_id: int) -> None:
+        """Load a model that was adopted.
+
+        Raises:
+            CdgpError: there is none of this id, or it cannot be loaded.
+        """
+        with self.store.read() as connection:
+            row = connection.execute(select(models).where(models.c.id == model_id)).first()
+        if row is None:
+            raise StationError(f"model {model_id}: there is none")
+        self.ready(model_id, f"{row.digest}{row.suffix}")
+
     def adopt(self, path: Path, who: str) -> int:
         """Copy a model into the station, try it, and enter it; returns its id.
 

@@ -101,10 +101,10 @@ environment.filters["age"] = age
 
 
 def page(
-    request: Request, name: str, user: User | None, status: int = 200, **values: Any
+    request: Request, template: str, user: User | None, status: int = 200, **values: Any
 ) -> Response:
     """A page from its template; all values are escaped."""
-    text = environment.get_template(name).render(user=user, path=request.url.path, **values)
+    text = environment.get_template(template).render(user=user, path=request.url.path, **values)
     return Response(text, status, media_type="text/html")
 
 
@@ -112,7 +112,7 @@ def message(
     request: Request, status: int, text: str, headers: dict[str, str] | None = None
 ) -> Response:
     """A page that says what is wrong."""
-    answer = page(request, "message.html", None, status, text=text, status=status)
+    answer = page(request, "message.html", None, status, text=text, code=status)
     answer.headers.update(headers or {})
     return answer
 
@@ -196,7 +196,7 @@ def _line_states(station: Station) -> list[LineState]:
                 .where(images.c.line_id == line.id, images.c.decided_at > time.time() - DAY)
                 .group_by(images.c.decision)
             )
-            day = {decision: count for decision, count in counted}
+            day = dict(counted.tuples())
             depth, oldest = review.depth(connection, line.id)
             states.append(LineState(line, live_policy(connection, line.id), day, depth, oldest))
     return states

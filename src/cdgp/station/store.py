@@ -296,3 +296,25 @@ def _dump(url: URL, path: Path) -> Path:
     if done.returncode:
         raise StationError(f"--db: pg_dump failed: {done.stderr.strip()}")
     return path
+
+
+@contextmanager
+def reading(home: Path, url: str | None = None) -> Iterator[Connection]:
+    """A connection that only reads, beside a station that runs or without one.
+
+    Raises:
+        StationError: there is no station, or PostgreSQL cannot be reached.
+    """
+    if url:
+        engine = create_engine(postgresql(url))
+    elif (home / DATABASE).is_file():
+        engine = read_only(absolute(home / DATABASE))
+    else:
+        raise StationError(f"{home}: holds no {DATABASE}; give the --home of a station")
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except DBAPIError as error:
+        raise StationError(f"{url or home}: cannot be read: {error.orig}") from error
+    finally:
+        engine.dispose()

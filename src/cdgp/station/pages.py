@@ -196,7 +196,7 @@ def _line_states(station: Station) -> list[LineState]:
                 .where(images.c.line_id == line.id, images.c.decided_at > time.time() - DAY)
                 .group_by(images.c.decision)
             )
-            day = dict(counted.tuples())
+            day: dict[str, int] = dict(counted.tuples())
             depth, oldest = review.depth(connection, line.id)
             states.append(LineState(line, live_policy(connection, line.id), day, depth, oldest))
     return states

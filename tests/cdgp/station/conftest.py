@@ -6,10 +6,14 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from argon2 import PasswordHasher
 from sqlalchemy import create_engine, text
+from tests.cdgp.station.serving import Served, serving
 
+from cdgp.station import accounts
 from cdgp.station.store import postgresql
 
 
@@ -27,7 +31,7 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             pytest.skip("PostgreSQL does not run as root, and there is no user nobody")
         user = {"user": "nobody"}
         for above in folder.parents:
-            if not os.stat(above).st_mode & 0o001 and above.is_relative_to("/tmp"):
+            if not above.stat().st_mode & 0o001 and above.is_relative_to("/tmp"):
                 above.chmod(above.stat().st_mode | 0o011)
     data = folder / "data"
     steps = [
@@ -54,3 +58,16 @@ def postgres(postgres_server: str) -> str:
         connection.execute(text(f"CREATE DATABASE {name}"))
     engine.dispose()
     return postgres_server.format(name=name)
+
+
+@pytest.fixture(autouse=True)
+def cheap_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashes that take no time: how slow they are is argon2's matter."""
+    monkeypatch.setattr(accounts, "HASHER", PasswordHasher(1, 8, 1))
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """A station with the line "a", no model, and a person of each role."""
+    with serving(tmp_path / "home") as found:
+        yield found

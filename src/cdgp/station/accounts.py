@@ -1,7 +1,7 @@
 """Who may do what: users and roles, passwords, sessions, and the upload tokens of lines.
 
-Functions take a connection of the store. Secrets are kept as SHA-256 (those that are random), or as
-argon2 (passwords).
+Most functions take a connection of the store. Secrets that are random are kept as SHA-256, passwords
+as argon2.
 """
 
 import hashlib
@@ -25,6 +25,7 @@ from sqlalchemy import (
 from cdgp.errors import StationError
 from cdgp.station import trail
 from cdgp.station.schema import AnyRow, lines, login_failures, sessions, tokens, users
+from cdgp.station.store import Store
 
 ROLES = ("viewer", "operator", "engineer", "administrator")
 """Each may do what those before it may: look; review and upload; lines, models and policies; users
@@ -148,38 +149,48 @@ def user_row(connection: Connection, user_id: int) -> AnyRow:
     return row
 
 
-def sign_in(connection: Connection, name: str, password: str, address: str) -> str | None:
+def sign_in(store: Store, name: str, password: str, address: str) -> str | None:
     """A new session's secret; None, and a note of it, where name and password do not fit.
 
     Raises:
         TooManyFailuresError: for this name, or from this address.
     """
-    now = time.time()
-    recent = login_failures.c.at > now - FAILURE_WINDOW
-    of_name, of_address = (
-        connection.scalar(select(func.count()).where(recent, column == value)) or 0
-        for column, value in (
-            (login_failures.c.name, name[:100]), (login_failures.c.address, address),
-        )
-    )  # fmt: skip
-    if of_name >= FAILURES_A_NAME or of_address >= FAILURES_AN_ADDRESS:
-        raise TooManyFailuresError("too many wrong passwords; wait five minutes and try again")
-    row = connection.execute(select(users).where(users.c.name == name, ~users.c.disabled)).first()
+    with store.read() as connection:
+        _check_failures(connection, name, address)
+        able = select(users).where(users.c.name == name, ~users.c.disabled)
+        row = connection.execute(able).first()
+    # Outside of the transaction that all others wait for: it is made to take long.
     fits = _fits(row.password_hash if row else NOBODY, password[: MOST_PASSWORD + 1])
-    connection.execute(delete(login_failures).where(login_failures.c.at < now - FAILURE_WINDOW))
-    connection.execute(delete(sessions).where(_expired(now)))
-    if row is None or not fits:
-        connection.execute(insert(login_failures).values(name=name[:100], address=address, at=now))
-        return None
-    secret = secrets.token_urlsafe(32)
-    connection.execute(
-        insert(sessions).values(
-            digest=digest_of(secret), user_id=row.id, csrf=secrets.token_urlsafe(32),
-            created_at=now, seen_at=now,
-        )
-    )  # fmt: skip
-    trail.append(connection, row.name, "signed in", f"user {row.name}", after={"from": address})
+    now = time.time()
+    with store.write() as connection:
+        # Again, for guesses that are made at the same time.
+        _check_failures(connection, name, address)
+        connection.execute(delete(login_failures).where(login_failures.c.at < now - FAILURE_WINDOW))
+        connection.execute(delete(sessions).where(_expired(now)))
+        if row is None or not fits:
+            failure = {"name": name[:100], "address": address, "at": now}
+            connection.execute(insert(login_failures).values(**failure))
+            return None
+        secret = secrets.token_urlsafe(32)
+        connection.execute(
+            insert(sessions).values(
+                digest=digest_of(secret), user_id=row.id, csrf=secrets.token_urlsafe(32),
+                created_at=now, seen_at=now,
+            )
+        )  # fmt: skip
+        trail.append(connection, row.name, "signed in", f"user {row.name}", after={"from": address})
     return secret
+
+
+def _check_failures(connection: Connection, name: str, address: str) -> None:
+    recent = login_failures.c.at > time.time() - FAILURE_WINDOW
+    of_name = select(func.count()).where(recent, login_failures.c.name == name[:100])
+    of_address = select(func.count()).where(recent, login_failures.c.address == address)
+    if (
+        connection.execute(of_name).scalar_one() >= FAILURES_A_NAME
+        or connection.execute(of_address).scalar_one() >= FAILURES_AN_ADDRESS
+    ):
+        raise TooManyFailuresError("too many wrong passwords; wait five minutes and try again")
 
 
 def sign_out(connection: Connection, user: User) -> None:

@@ -136,8 +136,7 @@ def login(
 ) -> Response:
     check_origin(request)
     address = request.client.host if request.client else ""
-    with station_of(request).store.write() as connection:
-        secret = accounts.sign_in(connection, name, password, address)
+    secret = accounts.sign_in(station_of(request).store, name, password, address)
     if secret is None:
         return page(request, "login.html", None, 401, problem="Name or password is wrong.")
     answer = back("/")
@@ -196,7 +195,7 @@ def _line_states(station: Station) -> list[LineState]:
                 .where(images.c.line_id == line.id, images.c.decided_at > time.time() - DAY)
                 .group_by(images.c.decision)
             )
-            day: dict[str, int] = dict(counted.tuples())
+            day: dict[str, int] = {row[0]: row[1] for row in counted}
             depth, oldest = review.depth(connection, line.id)
             states.append(LineState(line, live_policy(connection, line.id), day, depth, oldest))
     return states

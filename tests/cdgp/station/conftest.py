@@ -63,7 +63,9 @@ def postgres(postgres_server: str) -> str:
 @pytest.fixture(autouse=True)
 def cheap_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hashes that take no time: how slow they are is argon2's matter."""
-    monkeypatch.setattr(accounts, "HASHER", PasswordHasher(1, 8, 1))
+    cheap = PasswordHasher(1, 8, 1)
+    monkeypatch.setattr(accounts, "HASHER", cheap)
+    monkeypatch.setattr(accounts, "NOBODY", cheap.hash("nobody"))
 
 
 @pytest.fixture

@@ -154,7 +154,8 @@ class Served:
 def serving(home: Path, config: str = "", url: str | None = None) -> Iterator[Served]:
     """A running station. ``config`` is the text of its station.toml."""
     home.mkdir(parents=True, exist_ok=True)
-    (home / "station.toml").write_text(f"audit_share = 0.0\nreserve_gib = 0.0\n{config}")
+    defaults = "" if "audit_share" in config else "audit_share = 0.0\n"
+    (home / "station.toml").write_text(f"{defaults}reserve_gib = 0.0\n{config}")
     station = Station(home, url, stub_load)
     with station.store.write() as connection:
         accounts.add_user(connection, "test", "first", "administrator")

@@ -249,10 +249,11 @@ def test_the_first_password_is_told_until_it_is_changed(tmp_path: Path) -> None:
         first = accounts.first_password(connection)
     with store.write() as connection:  # a second start, before anybody signed in
         second = accounts.first_password(connection)
-        assert first and second and first != second
-        assert accounts.sign_in(connection, "admin", first, "x") is None
-        secret = accounts.sign_in(connection, "admin", second, "x")
-        assert secret
+    assert first and second and first != second
+    assert accounts.sign_in(store, "admin", first, "x") is None
+    secret = accounts.sign_in(store, "admin", second, "x")
+    assert secret
+    with store.write() as connection:
         found = accounts.session_user(connection, secret)
         assert found
         accounts.set_password(connection, found[0], second, "a password of my own")

@@ -1,7 +1,7 @@
 """Who may do what: users and roles, passwords, sessions, and the upload tokens of lines.
 
-Most functions take a connection of the store. Secrets that are random are kept as SHA-256, passwords
-as argon2.
+Most functions take a connection of the store. Random secrets are kept as SHA-256, passwords as
+argon2.
 """
 
 import hashlib

@@ -79,7 +79,7 @@ function viewerKey(key) {
 
 const queue = document.getElementById("queue");
 const grid = document.getElementById("grid");
-const state = { items: [], at: 0, selected: new Set(), single: false, saving: 0, saved: 0, depth: 0 };
+const state = { items: [], at: 0, selected: new Set(), single: false, saving: 0, saved: 0, depth: 0, busy: [] };
 
 function current() {
   return state.items[state.at];
@@ -154,9 +154,15 @@ function render() {
   }
 }
 
+/* Verdicts reach the station in the order of the keys, so that undo takes back the last one. */
+let sending = Promise.resolve();
+function inOrder(work) {
+  sending = sending.then(work);
+  return sending;
+}
+
 /* The next image is drawn at once; what the station refuses comes back with a message. */
-state.busy = [];
-async function verdict(name) {
+function verdict(name) {
   const some = state.selected.size
     ? state.items.filter((image) => state.selected.has(image.id))
     : current() ? [current()] : [];
@@ -170,6 +176,10 @@ async function verdict(name) {
   state.depth -= some.length;
   showProblem("");
   render();
+  inOrder(() => save(name, some, ids, place));
+}
+
+async function save(name, some, ids, place) {
   try {
     await ask("/api/v1/reviews", { verdict: name, images: some.map(({ id, version }) => ({ id, version })) });
     state.saved += some.length;
@@ -210,7 +220,7 @@ function move(step) {
 
 function press(key) {
   if (VERDICTS[key]) verdict(VERDICTS[key]);
-  else if (key === "z") undo();
+  else if (key === "z") inOrder(undo);
   else if (key === "j" || key === "ArrowRight") move(1);
   else if (key === "k" || key === "ArrowLeft") move(-1);
   else if (key === "Enter") { state.single = !state.single; render(); }

@@ -38,6 +38,7 @@ NOT_RUN = {
     "cdgp benchmark in-house-budget": "needs images that are not part of the repository",
     "cdgp benchmark in-house-outside": "needs images that are not part of the repository",
     "cdgp train parts --out runs/paper": "needs the weights of WideResNet-50-2",
+    "cdgp station serve": "serves until it is stopped; tests/cdgp/station drives it",
     "cdgp bench-latency": "starts a process for each file; tests/cdgp_bench/measure runs it",
 }
 """How the lines begin that cannot run here, each with the reason."""

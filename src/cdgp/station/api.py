@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
@@ -40,6 +40,7 @@ class ClaimRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     line: int
     count: Annotated[int, Field(ge=1, le=MOST_CLAIMED)] = 12
+    of: Literal["doubtful", "rejected"] = "doubtful"
 
 
 class SeenImage(BaseModel):
@@ -99,9 +100,9 @@ def claim(
 ) -> dict[str, Any]:
     """Images to review, which are this user's for five minutes."""
     with station_of(request).store.write() as connection:
-        rows = review.claim(connection, user, asked.line, asked.count)
+        rows = review.claim(connection, user, asked.line, asked.count, asked.of)
         maps = _maps(connection, [row.id for row in rows])
-        depth, _ = review.depth(connection, asked.line)
+        depth, _ = review.depth(connection, asked.line, asked.of)
     found = [
         {
             "id": row.id, "version": row.version, "width": row.width, "height": row.height,

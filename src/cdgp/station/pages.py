@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, RedirectResponse, Response, StreamingResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from pydantic import BeforeValidator
 from sqlalchemy import ColumnElement, and_, func, select
 from starlette.exceptions import HTTPException
 
@@ -226,12 +227,17 @@ def line_status(request: Request, user: Annotated[User, needs("viewer")]) -> Res
 
 
 @router.get("/queue")
-def queue(request: Request, line: int, user: Annotated[User, needs("operator")]) -> Response:
+def queue(
+    request: Request,
+    line: int,
+    user: Annotated[User, needs("operator")],
+    of: Literal["doubtful", "rejected"] = "doubtful",
+) -> Response:
     with station_of(request).store.read() as connection:
         name = connection.scalar(select(lines.c.name).where(lines.c.id == line))
     if name is None:
         raise HTTPException(404, f"line {line}: there is none")
-    return page(request, "queue.html", user, line=line, name=name)
+    return page(request, "queue.html", user, line=line, name=name, of=of)
 
 
 @router.get("/images/{image_id}")
@@ -294,7 +300,7 @@ def image_file(
 def bins(
     request: Request,
     user: Annotated[User, needs("viewer")],
-    line: int | None = None,
+    line: Annotated[int | None, BeforeValidator(lambda value: value or None)] = None,
     bin: str = "rejected",
     lot: str = "",
     before: Annotated[int | None, Query(ge=0)] = None,

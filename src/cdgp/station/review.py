@@ -56,8 +56,22 @@ def queued() -> ColumnElement[bool]:
     )
 
 
-def claim(connection: Connection, user: User, line_id: int, count: int) -> list[AnyRow]:
+def rejected() -> ColumnElement[bool]:
+    """What was rejected, while nobody has looked at it."""
+    return and_(
+        images.c.decision == "reject", images.c.verdict.is_(None), images.c.removed_at.is_(None)
+    )
+
+
+QUEUES = {"doubtful": queued, "rejected": rejected}
+
+
+def claim(
+    connection: Connection, user: User, line_id: int, count: int, of: str = "doubtful"
+) -> list[AnyRow]:
     """The oldest images of a line's queue that nobody else holds, for five minutes.
+
+    ``of`` is one of ``QUEUES``.
 
     They come in the order in which they were received, and without what would tell those of the
     random share from the others.
@@ -68,7 +82,7 @@ def claim(connection: Connection, user: User, line_id: int, count: int) -> list[
         select(images.c.id, images.c.digest, images.c.version, images.c.width, images.c.height,
                images.c.part, images.c.lot, images.c.label)
         .outerjoin(claims, claims.c.image_id == images.c.id)
-        .where(images.c.line_id == line_id, queued())
+        .where(images.c.line_id == line_id, QUEUES[of]())
         .where(or_(claims.c.user_id.is_(None), claims.c.user_id == user.id))
         .order_by(images.c.id)
         .limit(count)
@@ -150,11 +164,11 @@ def undo(connection: Connection, user: User) -> dict[int, int]:
     return {key: row.version + 1 for key, row in rows.items()}
 
 
-def depth(connection: Connection, line_id: int) -> tuple[int, float | None]:
-    """How many images of a line wait for a person, and when the oldest was received."""
+def depth(connection: Connection, line_id: int, of: str = "doubtful") -> tuple[int, float | None]:
+    """How many images are in a line's queue, and when the oldest was received."""
     row = connection.execute(
         select(func.count(), func.min(images.c.received_at)).where(
-            images.c.line_id == line_id, queued()
+            images.c.line_id == line_id, QUEUES[of]()
         )
     ).one()
     return int(row[0]), row[1]

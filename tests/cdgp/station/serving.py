@@ -79,8 +79,9 @@ class Person:
         answer = self.post("/api/v1/images", params=query, content=path.read_bytes())
         return {**answer.json(), "status": answer.status_code}
 
-    def claim(self, line: int, count: int = 60) -> list[dict[str, Any]]:
-        answer = self.post("/api/v1/queue/claim", json={"line": line, "count": count})
+    def claim(self, line: int, count: int = 60, of: str = "doubtful") -> list[dict[str, Any]]:
+        asked = {"line": line, "count": count, "of": of}
+        answer = self.post("/api/v1/queue/claim", json=asked)
         assert answer.status_code == 200, answer.text
         return list(answer.json()["images"])
 

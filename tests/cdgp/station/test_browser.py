@@ -178,4 +178,11 @@ def test_two_browsers_share_a_queue_and_a_lost_race_is_told(
     with served.station.store.read() as connection:
         rows = connection.execute(select(reviews.c.image_id, reviews.c.verdict))
         assert sorted(map(tuple, rows)) == [(1, "defective"), (2, "good"), (3, "defective")]
+    # A verdict on the page of an image, and back.
+    pages[0].goto(f"{address}/images/2")
+    pages[0].keyboard.press("d")
+    verdict = pages[0].locator("dt:text-is('Verdict') + dd")
+    playwright.expect(verdict).to_have_text("defective")
+    pages[0].keyboard.press("z")
+    playwright.expect(verdict).to_have_text("good")
     assert pages[0].complaints == pages[1].complaints == []

@@ -163,7 +163,7 @@ def test_a_full_disk_is_507_and_reviews_go_on(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(intake.os, "fsync", full)
+        patch.setattr("os.fsync", full)
         assert operator.upload(grey(tmp_path, 20))["status"] == 507
     usage = shutil.disk_usage(tmp_path)
     with monkeypatch.context() as patch:

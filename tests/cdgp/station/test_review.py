@@ -46,6 +46,23 @@ def test_several_reviewers_get_different_images(served: Served, tmp_path: Path) 
     assert ids[0] not in [image["id"] for image in one.claim(served.line)]
 
 
+def test_the_reject_bin_is_a_queue_of_its_own(served: Served, tmp_path: Path) -> None:
+    served.model(0.0, 0.2, 0.8)
+    operator = served.person("operator")
+    kinds = {"accept": 10, "unsure": 120, "reject": 240}
+    ids = {kind: operator.upload(grey(tmp_path, level))["id"] for kind, level in kinds.items()}
+    served.wait()
+    assert [image["id"] for image in operator.claim(served.line)] == [ids["unsure"]]
+    (image,) = operator.claim(served.line, of="rejected")
+    assert image["id"] == ids["reject"]
+    assert operator.review("good", image).status_code == 200
+    assert operator.claim(served.line, of="rejected") == []
+    bins = {name: operator.get(f"/bins?bin={name}").text for name in ("overruled", "accepted")}
+    assert f"/images/{ids['reject']}" in bins["overruled"]
+    assert f"/images/{ids['accept']}" in bins["accepted"]
+    assert f"/images/{ids['reject']}" not in bins["accepted"]
+
+
 def test_of_many_reviewers_at_once_one_wins(served: Served, tmp_path: Path) -> None:
     (image,) = filled(served, tmp_path, 1)
     people = [served.person("operator", f"p{number}") for number in range(6)]

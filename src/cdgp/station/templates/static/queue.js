@@ -87,7 +87,7 @@ function current() {
 
 async function fill() {
   try {
-    const told = await ask("/api/v1/queue/claim", { line: Number(queue.dataset.line), count: COUNT });
+    const told = await ask("/api/v1/queue/claim", { line: Number(queue.dataset.line), of: queue.dataset.of, count: COUNT });
     const known = new Set(state.items.map((image) => image.id));
     const busy = new Set(state.busy);
     state.items.push(...told.images.filter((image) => !known.has(image.id) && !busy.has(image.id)));
@@ -127,9 +127,10 @@ function render() {
   figure.hidden = empty || !state.single;
   const waiting = Math.max(state.depth, state.items.length);
   document.getElementById("depth").textContent = `${waiting} to review`;
-  const selected = state.selected.size ? `, ${state.selected.size} selected` : "";
-  document.getElementById("saved").textContent =
-    (state.saving ? `saving ${state.saving}` : state.saved ? `${state.saved} saved ✓` : "") + selected;
+  document.getElementById("saved").textContent = [
+    state.saving ? `saving ${state.saving}` : state.saved ? `${state.saved} saved ✓` : "",
+    state.selected.size ? `${state.selected.size} selected` : "",
+  ].filter(Boolean).join(", ");
   const ids = new Set(state.items.map((image) => image.id));
   for (const [id, made] of tiles) if (!ids.has(id)) { made.remove(); tiles.delete(id); }
   state.items.forEach((image, index) => {
@@ -237,6 +238,25 @@ function press(key) {
   return true;
 }
 
+/* --- the page of one image --- */
+
+async function pageVerdict(key) {
+  const { image, version } = figure.dataset;
+  try {
+    if (key === "z") await ask("/api/v1/reviews/undo", {});
+    else await ask("/api/v1/reviews", { verdict: VERDICTS[key], images: [{ id: Number(image), version: Number(version) }] });
+    window.location.reload();
+  } catch (error) {
+    showProblem(`Not saved. ${error.status ? error.message : "The station does not answer; try again."}`);
+  }
+}
+
+function pageKey(key) {
+  if (figure.dataset.version && (VERDICTS[key] || key === "z")) pageVerdict(key);
+  else return viewerKey(key);
+  return true;
+}
+
 /* --- what begins it --- */
 
 document.addEventListener("keydown", (event) => {
@@ -244,7 +264,7 @@ document.addEventListener("keydown", (event) => {
   const onButton = event.target.closest("button, a") && (event.key === "Enter" || event.key === " ");
   if (typing || onButton || event.ctrlKey || event.metaKey || event.altKey) return;
   const key = event.key === "X" && event.shiftKey ? "X" : event.key.length === 1 ? event.key.toLowerCase() : event.key;
-  if (queue ? press(key) : viewerKey(key)) event.preventDefault();
+  if (queue ? press(key) : figure && pageKey(key)) event.preventDefault();
 });
 document.addEventListener("keyup", (event) => {
   if (event.key === " " && view.bare) {
@@ -254,9 +274,10 @@ document.addEventListener("keyup", (event) => {
 });
 window.addEventListener("resize", () => { if (shown && !figure.hidden) fit(); });
 
+document.querySelectorAll("[data-key]").forEach((button) =>
+  button.addEventListener("click", () => (queue ? press : pageKey)(button.dataset.key)));
+
 if (queue) {
-  document.querySelectorAll("[data-key]").forEach((button) =>
-    button.addEventListener("click", () => press(button.dataset.key)));
   fill();
   setInterval(() => { if (!state.items.length && !state.saving) fill(); }, AGAIN);
   setInterval(() => { if (state.items.length) fill(); }, RENEW);

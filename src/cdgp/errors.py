@@ -12,7 +12,7 @@ CdgpError                     1   the root: catch this to catch all
 ├── WeightsError              1   backbone weights that cannot be loaded
 ├── ModelFileError            1   a model file that is damaged, foreign or of another version
 ├── OutputError               1   a place that cannot be written, or that already holds something
-├── StationError              1   a station that cannot start, or what it was asked for cannot be done
+├── StationError              1   a station that cannot start, or cannot do what it is asked for
 └── TrainingError             1   training failed
     └── NoSeparationError     1   good and defective images are not separable: no usable model
 

@@ -83,7 +83,9 @@ def serve(
             say(f"user {accounts.ADMINISTRATOR}, one-time password: {password}")
         say(f"station {home}: http://{f'[{host}]' if ':' in host else host}:{port}/")
         settings = uvicorn.Config(
-            app, log_level="warning", access_log=False, proxy_headers=False, server_header=False,
+            app, log_level="warning", access_log=False, server_header=False,
+            # A proxy on this machine may say whom it speaks for.
+            proxy_headers=True, forwarded_allow_ips=["127.0.0.1", "::1"],
             timeout_graceful_shutdown=10,
         )  # fmt: skip
         uvicorn.Server(settings).run(sockets=[listener])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import func, select, update
-from tests.cdgp.station.serving import Served, grey, serving
+from tests.cdgp.station.serving import Served, grey, serving, stub_score
 
 from cdgp.station import retention, trail
 from cdgp.station.schema import claims, images, reviews
@@ -217,6 +217,30 @@ def test_retention_keeps_what_was_reviewed_or_drawn(tmp_path: Path) -> None:
         assert "file removed" in operator.get("/bins?bin=accepted").text
         assert "was removed" in operator.get(f"/images/{ids['old']}").text
         assert operator.get(f"/images/{ids['old']}/view.jpg").status_code == 404
+
+
+def test_the_same_on_postgresql(tmp_path: Path, postgres: str) -> None:
+    with serving(tmp_path / "home", "audit_share = 1\nretention_days = 30\n", postgres) as served:
+        served.model(0.0, 0.3, 0.6)
+        operator, other = served.person("operator"), served.person("operator", "second")
+        told = [operator.upload(grey(tmp_path, level), wait=20) for level in (10, 120, 240)]
+        assert [one["decision"] for one in told] == ["accept", "unsure", "reject"]
+        assert [one["score"]["value"] for one in told] == [
+            stub_score(grey(tmp_path, level), 0.0) for level in (10, 120, 240)
+        ]
+        seen = operator.claim(served.line, 2)
+        assert [image["id"] for image in other.claim(served.line)] == [told[2]["id"]]
+        assert operator.review("good", *seen).status_code == 200
+        assert other.review("defective", seen[0]).status_code == 409
+        assert operator.post("/api/v1/reviews/undo", json={}).status_code == 200
+        assert operator.review("good", {"id": seen[0]["id"], "version": 2}).status_code == 200
+        assert retention.clear(served.station.pipeline, time.time() + 40 * 86400) == 0
+        engineer = served.person("engineer")
+        for path in ("/", "/bins?bin=good", f"/images/{seen[0]['id']}", "/audit", "/settings"):
+            assert engineer.get(path).status_code == 200, path
+        assert 'queue_depth{line="a"} 2.0' in operator.get("/metrics").text
+        with served.station.store.read() as connection:
+            trail.verify(connection)
 
 
 def test_little_free_space_removes_the_oldest_first(served: Served, tmp_path: Path) -> None:

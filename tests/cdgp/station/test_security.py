@@ -277,8 +277,8 @@ def test_a_token_uploads_to_its_line_and_does_nothing_else(served: Served, tmp_p
     for (method, path), least in LEAST.items():
         if least and path != "/api/v1/images":
             place = re.sub(r"{\w+}", "1", path)
-            answer = client.request(method, place, headers=headers)
-            assert answer.status_code in (*REFUSED, 422), path
+            refused = client.request(method, place, headers=headers)
+            assert refused.status_code in (*REFUSED, 422), path
     wrong = {"Authorization": f"Bearer {found[1]}x"}
     assert client.post("/api/v1/images", content=content, headers=wrong).status_code == 401
     with served.station.store.read() as connection:

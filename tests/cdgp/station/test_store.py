@@ -194,12 +194,12 @@ def tampered(tmp_path: Path, *statements: str) -> Path:
         for number in range(5):
             trail.append(connection, "x", "did", f"it {number}")
     opened.close()
-    with sqlite3.connect(tmp_path / DATABASE) as connection:
+    with sqlite3.connect(tmp_path / DATABASE) as file:
         for name in ("UPDATE", "DELETE"):
-            connection.execute(f"DROP TRIGGER trail_kept_{name}")
+            file.execute(f"DROP TRIGGER trail_kept_{name}")
         for statement in statements:
-            connection.execute(statement)
-    connection.close()
+            file.execute(statement)
+    file.close()
     return tmp_path / DATABASE
 
 

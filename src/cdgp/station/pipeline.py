@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,8 @@ BATCH = 16
 """Images whose scores are written in one go."""
 TRIES = 2
 """An image during which the process ended so often is not tried again."""
+RETRY = 30.0
+"""Seconds until a model that could not be loaded is tried again."""
 IDLE = 0.5
 """Seconds between two looks for images, where nobody wakes the scorer."""
 VIEW, THUMBNAIL = 1280, 256
@@ -146,6 +148,8 @@ class Pipeline:
         """Why images of a line wait for ever; empty where all is well."""
         self._load = load
         self._loaded: dict[int, LiveModel] = {}
+        self._failed: dict[int, tuple[float, CdgpError]] = {}
+        """Models that could not be loaded, since when, and why."""
         self._loading = threading.Lock()
         self._wake = threading.Event()
         self._begun: dict[int, int] = {}
@@ -184,12 +188,20 @@ class Pipeline:
     def step(self, pool: ThreadPoolExecutor) -> int:
         """Score and decide at most ``BATCH`` images; returns how many."""
         with self.store.read() as connection:
-            waiting = self._next(connection)
-            live = {line: live_policy(connection, line) for line in {r.line_id for r in waiting}}
+            known = connection.scalars(select(lines.c.id)).all()
+            live = {line: live_policy(connection, line) for line in known}
+        ready: dict[int, LiveModel | None] = {}
+        problems = []
+        for line, policy in live.items():
+            try:
+                ready[line] = self._ready(policy) if policy else None
+            except CdgpError as error:  # the other lines go on
+                problems.append(f"no model, so images wait: {error}")
+        self.problem = "; ".join(problems)
+        with self.store.read() as connection:
+            waiting = self._next(connection, ready)
         if not waiting:
-            self.problem = ""
             return 0
-        ready = {line: self._ready(policy) if policy else None for line, policy in live.items()}
         self._begin(waiting)
 
         def work(row: AnyRow) -> Scored | str:
@@ -204,13 +216,14 @@ class Pipeline:
         for key in told:
             del self._begun[key]
         self._tell(told)
-        self.problem = ""
         return len(waiting)
 
-    def _next(self, connection: Connection) -> list[AnyRow]:
-        """The oldest images that wait; one alone that may have ended the process before."""
+    def _next(self, connection: Connection, of: Iterable[int]) -> list[AnyRow]:
+        """The oldest images of these lines that wait; one alone that may have ended the process
+        before."""
         query = select(images.c.id, images.c.line_id, images.c.digest, images.c.attempts)
-        query = query.where(images.c.decision.is_(None)).order_by(images.c.id).limit(BATCH)
+        query = query.where(images.c.decision.is_(None), images.c.line_id.in_(of))
+        query = query.order_by(images.c.id).limit(BATCH)
         rows = list(connection.execute(query))
         suspected = [self._begun.get(row.id, row.attempts) > 0 for row in rows]
         if not any(suspected):
@@ -237,11 +250,19 @@ class Pipeline:
             CdgpError: it cannot be loaded, or its file is not the one that was added.
         """
         with self._loading:
+            since, failed = self._failed.get(model_id, (0.0, None))
+            if failed is not None and time.monotonic() - since < RETRY:
+                raise failed
             if model_id not in self._loaded:
                 path = self.models / name
-                if digest(path) != path.stem:
-                    raise StationError(f"{path}: was changed; restore it from a backup")
-                self._loaded[model_id] = self._load(path)
+                try:
+                    if digest(path) != path.stem:
+                        raise StationError(f"{path}: was changed; restore it from a backup")
+                    self._loaded[model_id] = self._load(path)
+                except CdgpError as error:
+                    self._failed[model_id] = time.monotonic(), error
+                    raise
+                self._failed.pop(model_id, None)
             return self._loaded[model_id]
 
     def ready_to_serve(self, model_id: int) -> None:
@@ -254,6 +275,8 @@ class Pipeline:
             row = connection.execute(select(models).where(models.c.id == model_id)).first()
         if row is None:
             raise StationError(f"model {model_id}: there is none")
+        with self._loading:
+            self._failed.pop(model_id, None)  # who asks for it may have mended it
         self.ready(model_id, f"{row.digest}{row.suffix}")
 
     def adopt(self, path: Path, who: str) -> int:

@@ -6,7 +6,6 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from sqlalchemy import insert, select, update
@@ -60,7 +59,11 @@ class Watcher:
         pause = 0.0
         while self.intake.config.watch and not stop.wait(pause):
             begun = time.monotonic()
-            self.look(begun)
+            try:
+                self.look(begun)
+            except Exception as error:  # a full disk under the database
+                log.exception("watching stopped for a moment")
+                self.problem = f"watched folders: {type(error).__name__}: {error}"
             pause = max(EVERY, (time.monotonic() - begun) / SHARE)
 
     def look(self, now: float) -> int:
@@ -69,9 +72,13 @@ class Watcher:
         for folder in self.intake.config.watch:
             try:
                 for path in self._whole(folder.folder, now):
-                    with suppress(FileNotFoundError):  # taken away meanwhile
+                    try:
                         self._take(folder, path)
                         taken += 1
+                    except FileNotFoundError:  # taken away meanwhile
+                        continue
+                    except OSError as error:  # tried again: a share may be back soon
+                        problem = f"{path}: cannot be read: {error.strerror or error}"
             except (NoRoomError, BacklogFullError) as error:
                 problem = f"{folder.folder}: files wait: {error}"
             except OSError as error:
@@ -97,9 +104,9 @@ class Watcher:
         try:
             if not self._enter(folder, path, stamp):
                 return
-        except (NoRoomError, BacklogFullError, FileNotFoundError):
+        except (NoRoomError, BacklogFullError):
             raise
-        except (CdgpError, OSError) as error:
+        except CdgpError as error:
             # Until it changes: it would be the same again and again.
             problem = str(error)
             log.warning("%s: is not taken in: %s", path, error)

@@ -232,6 +232,27 @@ def test_a_model_that_cannot_be_loaded_changes_nothing(served: Served, tmp_path:
     assert told["score"]["value"] == stub_score(grey(tmp_path, 10), 0.0)
 
 
+def test_a_model_that_is_gone_is_told_and_stops_no_other_line(
+    served: Served, tmp_path: Path
+) -> None:
+    served.model(0.0)
+    operator, pipeline = served.person("operator"), served.station.pipeline
+    served.person("engineer").post("/lines", data={"name": "b"})
+    (file,) = pipeline.models.glob("*.onnx")
+    kept = file.read_bytes()
+    file.write_bytes(b"0.9")
+    pipeline._loaded.clear()  # as after a restart
+    waiting = [operator.upload(grey(tmp_path, level)) for level in (10, 20)]
+    assert operator.upload(grey(tmp_path, 30), line="b", wait=20)["decision"] == "unsure"
+    assert served.row(waiting[0]["id"]).decision is None
+    assert "was changed" in operator.get("/").text
+    file.write_bytes(kept)
+    pipeline.ready_to_serve(1)
+    served.wait()
+    assert served.row(waiting[1]["id"]).decision == "accept"
+    assert served.station.problems() == []
+
+
 def test_an_image_that_ends_the_process_twice_goes_to_a_person(
     served: Served, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """``cdgp station``: an inspection station, its backup and its audit trail."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -88,7 +89,8 @@ def serve(
             proxy_headers=True, forwarded_allow_ips=["127.0.0.1", "::1"],
             timeout_graceful_shutdown=10,
         )  # fmt: skip
-        uvicorn.Server(settings).run(sockets=[listener])
+        with suppress(KeyboardInterrupt):  # the way to end it
+            uvicorn.Server(settings).run(sockets=[listener])
 
 
 @station.command()

@@ -50,6 +50,8 @@ class Outer:
             return
         upload = scope["path"] == UPLOAD and scope["method"] == "POST"
         left = self.image_bytes if upload else FORM_BYTES
+        # Scripts and styles may be kept, and are asked for whether they changed.
+        cached = "no-cache" if scope["path"].startswith("/static/") else "no-store"
 
         async def counted() -> Message:
             nonlocal left
@@ -63,7 +65,7 @@ class Outer:
             if message["type"] == "http.response.start":
                 headers = message.setdefault("headers", [])
                 names = {name.lower() for name, _ in headers}
-                extra = {**HEADERS, "Cache-Control": "no-store"}
+                extra = {**HEADERS, "Cache-Control": cached}
                 headers += [
                     (name.encode(), value.encode())
                     for name, value in extra.items()

@@ -41,6 +41,7 @@ NOT_RUN = {
     "python examples/camera_folder.py": "ends by a signal; test_camera_example.py runs it",
     "cdgp predict parts.onnx new_images --out scored --ray": "tests/cdgp/cluster starts Ray",
     "cdgp predict parts.onnx s3://line-4": "needs a cluster and a store",
+    "cdgp station serve": "serves until it is stopped; tests/cdgp/station drives it",
     "cdgp bench-latency": "starts a process for each file; tests/cdgp_bench/measure runs it",
 }
 """How the lines begin that cannot run here, each with the reason."""

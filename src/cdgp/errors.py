@@ -12,6 +12,7 @@ CdgpError                     1   the root: catch this to catch all
 ├── WeightsError              1   backbone weights that cannot be loaded
 ├── ModelFileError            1   a model file that is damaged, foreign or of another version
 ├── OutputError               1   a place that cannot be written, or that already holds something
+├── StationError              1   a station that cannot start, or cannot do what it is asked for
 └── TrainingError             1   training failed
     └── NoSeparationError     1   good and defective images are not separable: no usable model
 
@@ -57,6 +58,10 @@ class ModelFileError(CdgpError):
 
 class OutputError(CdgpError):
     """A place that cannot be written, or that already holds something."""
+
+
+class StationError(CdgpError):
+    """An inspection station that cannot start, or that cannot do what it was asked for."""
 
 
 class TrainingError(CdgpError):

@@ -11,6 +11,8 @@ from cdgp.cli.common import bars, handle_errors, say, show_run, warn
 if TYPE_CHECKING:
     from cdgp.data.manifest import Manifest
     from cdgp.presets import Settings
+    from cdgp.progress import Progress
+    from cdgp.workflows import Run
 
 PER_CLASS = 250
 INPUT_SIZE = (160, 160)
@@ -39,27 +41,39 @@ def demo(
     """
     from cdgp.presets import settings
     from cdgp.run_folder import OVERLAYS, REPORT
-    from cdgp.workflows import train_run
 
-    usual = settings("lite")
-    chosen = settings(
-        "lite",
-        input_size=INPUT_SIZE,
-        dual_gp={"steps": DUAL_GP_STEPS},
-        student={"steps": STUDENT_STEPS},
-    )
+    usual, chosen = settings("lite"), demo_settings()
     warn(
         f"demo: {PER_CLASS} good and {PER_CLASS} defective solar cells, input "
         f"{_size(chosen)} instead of {_size(usual)}, {_steps(chosen)} steps instead of "
         f"{_steps(usual)}"
     )
-    show_run(
-        train_run(
-            solar_cells(PER_CLASS), out_folder, chosen, resume=resume, overwrite=overwrite,
-            progress=bars(quiet),
-        )
-    )  # fmt: skip
+    show_run(train_demo(out_folder, bars(quiet), resume, overwrite))
     say(f"look at {out_folder / REPORT} and {out_folder / OVERLAYS}")
+
+
+def demo_settings() -> "Settings":
+    """The lite preset, smaller and shorter."""
+    from cdgp.presets import settings
+
+    return settings(
+        "lite",
+        input_size=INPUT_SIZE,
+        dual_gp={"steps": DUAL_GP_STEPS},
+        student={"steps": STUDENT_STEPS},
+    )
+
+
+def train_demo(
+    out_folder: Path, progress: "Progress", resume: bool = False, overwrite: bool = False
+) -> "Run":
+    """The run of the demo; arguments and errors as ``train_run``."""
+    from cdgp.workflows import train_run
+
+    return train_run(
+        solar_cells(PER_CLASS), out_folder, demo_settings(), resume=resume, overwrite=overwrite,
+        progress=progress,
+    )  # fmt: skip
 
 
 def _size(chosen: "Settings") -> str:

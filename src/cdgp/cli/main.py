@@ -16,6 +16,7 @@ from cdgp.cli.demo import demo
 from cdgp.cli.evaluate import evaluate
 from cdgp.cli.export import export
 from cdgp.cli.predict import WithAddress, predict
+from cdgp.cli.station import station
 from cdgp.cli.train import train
 from cdgp.errors import SettingsError
 
@@ -45,6 +46,7 @@ app.command(cls=WithAddress)(predict)
 app.command()(evaluate)
 app.command()(export)
 app.command()(demo)
+app.add_typer(station)
 
 
 def add_further(app: typer.Typer, name: str, summary: str) -> None:

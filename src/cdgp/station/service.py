@@ -1,0 +1,85 @@
+"""A station that runs: its store, and the threads that take in, score and clear."""
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from cdgp.station import retention
+from cdgp.station.config import read_config
+from cdgp.station.intake import Intake
+from cdgp.station.pipeline import LiveModel, Pipeline, load_model
+from cdgp.station.store import Store
+from cdgp.station.watching import Watcher
+
+CANDIDATES = "candidates"
+"""Folder of a home into which model files are laid, so that they can be chosen."""
+CLEAR_EVERY = 600.0
+
+log = logging.getLogger(__name__)
+
+
+class Station:
+    """Everything behind the pages. ``start`` begins the work, ``close`` ends it."""
+
+    def __init__(
+        self,
+        home: Path,
+        url: str | None = None,
+        load: Callable[[Path], LiveModel] = load_model,
+    ) -> None:
+        """Open a home; errors as of ``read_config`` and ``Store``.
+
+        Args:
+            home: the folder; made where it is missing.
+            url: of a PostgreSQL database; SQLite in the home where None.
+            load: makes a live model of a file.
+        """
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.config = read_config(home)
+        self.store = Store(home, url)
+        self.candidates = self.store.home / CANDIDATES
+        self.candidates.mkdir(exist_ok=True)
+        self.intake = Intake(self.store, self.config)
+        self.pipeline = Pipeline(self.store, self.intake, self.config, load)
+        self.watcher = Watcher(self.intake)
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Begin to take in, to score and to clear."""
+        for name, work in (
+            ("score", self.pipeline.run), ("watch", self.watcher.run), ("clear", self._clear),
+        ):  # fmt: skip
+            thread = threading.Thread(target=work, args=(self._stop,), name=f"station {name}")
+            thread.start()
+            self._threads.append(thread)
+
+    def close(self) -> None:
+        """End the work, after what was begun, and let go of the home."""
+        self._stop.set()
+        self.pipeline.wake()
+        for thread in self._threads:
+            thread.join()
+        self.store.close()
+
+    def models_to_choose(self) -> list[str]:
+        """Names of the model files that were laid into ``CANDIDATES``."""
+        return sorted(
+            path.name
+            for path in self.candidates.iterdir()
+            if path.is_file() and not path.is_symlink() and not path.name.startswith(".")
+        )
+
+    def problems(self) -> list[str]:
+        """What is wrong right now, in sentences."""
+        return [text for text in (self.pipeline.problem, self.watcher.problem) if text]
+
+    def _clear(self, stop: threading.Event) -> None:
+        while True:
+            try:
+                retention.clear(self.pipeline)
+            except Exception:
+                log.exception("old files are not removed")
+            if stop.wait(CLEAR_EVERY):
+                return

@@ -1,0 +1,188 @@
+"""In a real browser: the first login, an upload, reviews by keyboard, bulk, undo, two at once."""
+
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from sqlalchemy import func, select
+from tests.cdgp.station.serving import PASSWORD, Served, grey, stub_load
+
+from cdgp.station import accounts
+from cdgp.station.app import make_app
+from cdgp.station.schema import claims, images, reviews
+from cdgp.station.service import Station
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[tuple[Served, str, str]]:
+    """A station behind a real server, its address, and the administrator's one-time password."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "station.toml").write_text("audit_share = 0.0\nreserve_gib = 0.0\n")
+    station = Station(tmp_path / "home", load=stub_load)
+    with station.store.write() as connection:
+        password = accounts.first_password(connection)
+    assert password
+    app = make_app(station)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    yield Served(station, app, 1), f"http://127.0.0.1:{listener.getsockname()[1]}", password
+    server.should_exit = True
+    thread.join()
+    listener.close()
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+def signed_in(browser: Any, address: str, name: str, password: str) -> Any:
+    """A page of a browser window of its own; what its scripts complain of ends the test."""
+    page = browser.new_context().new_page()
+    page.set_default_timeout(20_000)
+    page.complaints = []
+    page.on("pageerror", lambda error: page.complaints.append(str(error)))
+    page.on("console", lambda m: page.complaints.append(m.text) if "Security" in m.text else None)
+    page.goto(f"{address}/login")
+    page.fill("[name=name]", name)
+    page.fill("[name=password]", password)
+    page.click("main button")
+    return page
+
+
+def counted(served: Served, verdict: str) -> int:
+    with served.station.store.read() as connection:
+        query = select(func.count()).where(images.c.verdict == verdict)
+        return connection.execute(query).scalar_one()
+
+
+def saved(page: Any, text: str) -> None:
+    """Wait until the page says so."""
+    playwright.expect(page.locator("#saved")).to_have_text(text)
+
+
+def test_from_the_first_login_to_reviews_by_keyboard(
+    site: tuple[Served, str, str], browser: Any, tmp_path: Path
+) -> None:
+    served, address, password = site
+    expect = playwright.expect
+    page = signed_in(browser, address, "admin", password)
+    expect(page).to_have_url(f"{address}/password")
+    page.fill("[name=old]", password)
+    page.fill("[name=new]", PASSWORD)
+    page.click("main button")
+    expect(page).to_have_url(f"{address}/")
+
+    # A line, and its images through the page; without a model a person is asked for all of them.
+    page.goto(f"{address}/settings")
+    page.fill("form[action='/lines'] [name=name]", "a")
+    page.click("form[action='/lines'] button")
+    page.goto(f"{address}/")
+    count = 16
+    files = [grey(tmp_path, 10 * number) for number in range(count)]
+    page.set_input_files("[name=files]", files)
+    page.click("#upload button")
+    expect(page.locator("#uploaded")).to_contain_text(f"{count} taken in")
+    served.wait()
+
+    page.goto(f"{address}/queue?line=1")
+    expect(page.locator("#grid .tile")).to_have_count(count)
+    page.keyboard.press("Enter")  # one image
+    for _ in range(4):
+        page.keyboard.press("g")
+    page.keyboard.press("d")
+    saved(page, "5 saved ✓")
+    assert (counted(served, "good"), counted(served, "defective")) == (4, 1)
+    page.keyboard.press("z")
+    page.keyboard.press("z")
+    expect(page.locator("#depth")).to_have_text(f"{count - 3} to review")
+    assert (counted(served, "good"), counted(served, "defective")) == (3, 0)
+    expect(page.locator("figcaption")).to_contain_text("image 4 ·")
+
+    # The viewer: full size stays from one image to the next, the map and the boxes go on and off.
+    width = page.locator("img.base").evaluate("image => image.offsetWidth")
+    page.keyboard.press("1")
+    page.keyboard.press("j")
+    assert page.locator("img.base").evaluate("image => image.offsetWidth") == 20 < width
+    assert "full.jpg" in page.locator("img.base").get_attribute("src")
+    page.keyboard.press("1")
+    page.keyboard.press("?")
+    expect(page.locator("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+
+    # Bulk, in the grid.
+    page.keyboard.press("Escape")
+    page.keyboard.press("Shift+X")
+    saved(page, "3 saved ✓, 13 selected")
+    page.keyboard.press("x")
+    saved(page, "3 saved ✓, 12 selected")
+    page.keyboard.press("u")
+    saved(page, "15 saved ✓")
+    assert counted(served, "unsure") == 12
+    assert page.complaints == []
+
+
+def test_two_browsers_share_a_queue_and_a_lost_race_is_told(
+    site: tuple[Served, str, str], browser: Any, tmp_path: Path
+) -> None:
+    served, address, _ = site
+    served.person("engineer").post("/lines", data={"name": "a"})
+    served.model(0.0, 0.0, 1.0)
+    one, two = served.person("operator", "one"), served.person("operator", "two")
+    for number in range(50):
+        one.upload(grey(tmp_path, 5 * number, number))
+    served.wait()
+    pages = [signed_in(browser, address, name, PASSWORD) for name in ("one", "two")]
+    for page in pages:
+        page.goto(f"{address}/queue?line=1")
+        page.wait_for_selector(".tile")
+    first, second = [
+        {tile.get_attribute("src") for tile in page.query_selector_all("#grid img")}
+        for page in pages
+    ]
+    assert (len(first), len(second)) == (40, 10)
+    assert not first & second
+    # The map is drawn over the image, and bare while Space is held.
+    pages[0].keyboard.press("Enter")
+    heat = pages[0].locator("img.heat")
+    assert heat.evaluate("map => getComputedStyle(map).visibility") == "visible"
+    pages[0].keyboard.down(" ")
+    assert heat.evaluate("map => getComputedStyle(map).visibility") == "hidden"
+    pages[0].keyboard.up(" ")
+    pages[0].keyboard.press("h")
+    assert heat.evaluate("map => getComputedStyle(map).visibility") == "hidden"
+    # Somebody without a page takes the second image of the first one's list.
+    with served.station.store.write() as connection:
+        connection.execute(claims.delete())
+    assert two.review("good", {"id": 2, "version": 0}).status_code == 200
+    for _ in range(3):
+        pages[0].keyboard.press("d")
+    playwright.expect(pages[0].locator("#problem")).to_contain_text(
+        "Image 2: somebody has reviewed"
+    )
+    saved(pages[0], "2 saved ✓")
+    with served.station.store.read() as connection:
+        rows = connection.execute(select(reviews.c.image_id, reviews.c.verdict))
+        assert sorted(map(tuple, rows)) == [(1, "defective"), (2, "good"), (3, "defective")]
+    # A verdict on the page of an image, and back.
+    pages[0].goto(f"{address}/images/2")
+    pages[0].keyboard.press("d")
+    verdict = pages[0].locator("dt:text-is('Verdict') + dd")
+    playwright.expect(verdict).to_have_text("defective")
+    pages[0].keyboard.press("z")
+    playwright.expect(verdict).to_have_text("good")
+    assert pages[0].complaints == pages[1].complaints == []

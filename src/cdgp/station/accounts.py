@@ -69,7 +69,7 @@ def digest_of(secret: str) -> str:
 
 
 def first_password(connection: Connection) -> str | None:
-    """A new one-time password of ``ADMINISTRATOR``; None once any administrator has set their own."""
+    """A new one-time password of ``ADMINISTRATOR``; None once an administrator has their own."""
     own = users.c.role == "administrator", ~users.c.must_change
     if connection.execute(select(users.c.id).where(*own)).first():
         return None

@@ -69,13 +69,14 @@ def digest_of(secret: str) -> str:
 
 
 def first_password(connection: Connection) -> str | None:
-    """A new one-time password of the administrator, until one was set; None from then on."""
-    row = connection.execute(select(users).where(users.c.name == ADMINISTRATOR)).first()
-    if row is None and connection.scalar(select(func.count()).select_from(users)):
+    """A new one-time password of ``ADMINISTRATOR``; None once an administrator has their own."""
+    own = users.c.role == "administrator", ~users.c.must_change
+    if connection.execute(select(users.c.id).where(*own)).first():
         return None
-    if row is None:
+    known = connection.scalar(select(users.c.id).where(users.c.name == ADMINISTRATOR))
+    if known is None:
         return add_user(connection, trail.STATION, ADMINISTRATOR, "administrator")
-    return reset_password(connection, trail.STATION, row.id) if row.must_change else None
+    return reset_password(connection, trail.STATION, known)
 
 
 def add_user(connection: Connection, who: str, name: str, role: str) -> str:

@@ -257,6 +257,7 @@ def test_the_first_password_is_told_until_it_is_changed(tmp_path: Path) -> None:
         found = accounts.session_user(connection, secret)
         assert found
         accounts.set_password(connection, found[0], second, "a password of my own")
+        accounts.add_user(connection, "admin", "new", "administrator")
         assert accounts.first_password(connection) is None
     store.close()
 

@@ -279,8 +279,10 @@ class Pipeline:
             self._failed.pop(model_id, None)  # who asks for it may have mended it
         self.ready(model_id, f"{row.digest}{row.suffix}")
 
-    def adopt(self, path: Path, who: str) -> int:
+    def adopt(self, path: Path, who: str, name: str = "") -> int:
         """Copy a model into the station, try it, and enter it; returns its id.
+
+        Known by ``name``, else by that of its file.
 
         Raises:
             CdgpError: no model of one file, or one that cannot be loaded.
@@ -299,10 +301,10 @@ class Pipeline:
         with self.store.write() as connection:
             known = connection.scalar(select(models.c.id).where(models.c.digest == sha256))
             if known is None:
-                values = {"digest": sha256, "name": path.name, "suffix": path.suffix,
+                values = {"digest": sha256, "name": name or path.name, "suffix": path.suffix,
                           "score_kind": model.score_kind, "threshold": model.threshold}  # fmt: skip
                 known = insert_row(connection, models, **values, added_at=time.time())
-                trail.append(connection, who, "model added", f"model {path.name}", after=values)
+                trail.append(connection, who, "model added", f"model {values['name']}", after=values)
         with self._loading:
             self._loaded[known] = model
         return known
@@ -326,14 +328,14 @@ class Pipeline:
                 self.draw(row.digest)
                 return "the line has no model"
             result = model.score(path)
-            self._write_views(row.digest, result, policy.model_id)
+            self.keep_views(row.digest, result, policy.model_id)
             return result
         except Exception as error:
             if not isinstance(error, CdgpError | MemoryError):
                 log.exception("image %s cannot be scored", row.id)
             return str(error).replace(str(path), "the image") or type(error).__name__
 
-    def _write_views(self, image_digest: str, result: Scored, model_id: int) -> None:
+    def keep_views(self, image_digest: str, result: Scored, model_id: int) -> None:
         """What pages show of an image; where the disk is full, they show it without the map."""
         folder = self.views(image_digest)
         try:

@@ -173,6 +173,25 @@ claims = Table(
     Column("until", Float, nullable=False),
 )  # fmt: skip
 
+candidates = Table(
+    "candidates", metadata,
+    Column("id", Integer, primary_key=True),
+    Column("line_id", ForeignKey("lines.id"), nullable=False),
+    Column("model_id", ForeignKey("models.id"), nullable=False),
+    Column("source", Text, nullable=False),  # the file, or the job, that it came from
+    Column("added_at", Float, nullable=False),
+    UniqueConstraint("line_id", "model_id", name="uq_candidates_line_model"),
+)  # fmt: skip
+
+# What a model says of a held-out image, whichever policy is live.
+trials = Table(
+    "trials", metadata,
+    Column("image_id", ForeignKey("images.id"), primary_key=True, autoincrement=False),
+    Column("model_id", ForeignKey("models.id"), primary_key=True, autoincrement=False),
+    Column("score", Float),  # null where there is none
+    Column("problem", Text, nullable=False),  # why there is none
+)  # fmt: skip
+
 watched = Table(
     "watched", metadata,
     Column("path", Text, primary_key=True),

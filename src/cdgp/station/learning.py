@@ -1,0 +1,163 @@
+"""The pages of the learning loop: models and candidates."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Request
+from fastapi.responses import Response
+from sqlalchemy import select
+from starlette.exceptions import HTTPException
+
+from cdgp.station.accounts import User
+from cdgp.station.api import station_of
+from cdgp.station.candidates import Compared, add_candidate, compared, of_line, proposed
+from cdgp.station.pages import PAGE, back, environment, page
+from cdgp.station.pipeline import Policy, heat_name, live_policy
+from cdgp.station.schema import AnyRow, candidates, lines, models, policies, users
+from cdgp.station.security import needs
+
+router = APIRouter()
+SHOWN = 60
+"""Most changed decisions on a page."""
+
+
+def percent(value: float | None) -> str:
+    """A share in percent, with one decimal."""
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+environment.filters["percent"] = percent
+environment.filters["heat"] = heat_name
+
+
+def _line(request: Request, line: int | None) -> tuple[list[AnyRow], AnyRow | None]:
+    """All lines, and the one that a page shows: the first where none is named."""
+    with station_of(request).store.read() as connection:
+        known = connection.execute(select(lines).order_by(lines.c.name)).fetchall()
+    if line is None:
+        return list(known), known[0] if known else None
+    for row in known:
+        if row.id == line:
+            return list(known), row
+    raise HTTPException(404, f"line {line}: there is none")
+
+
+@router.get("/models")
+def models_page(
+    request: Request, user: Annotated[User, needs("viewer")], line: int | None = None
+) -> Response:
+    """Live model, candidates, and what was live."""
+    station = station_of(request)
+    known, shown = _line(request, line)
+    live, found, history = None, [], []
+    if shown is not None:
+        with station.store.read() as connection:
+            live = live_policy(connection, shown.id)
+            found = of_line(connection, shown.id)
+            history = list(
+                connection.execute(
+                    select(policies, models.c.name.label("model"), users.c.name.label("user"))
+                    .join(models, models.c.id == policies.c.model_id)
+                    .join(users, users.c.id == policies.c.user_id)
+                    .where(policies.c.line_id == shown.id)
+                    .order_by(policies.c.id.desc())
+                    .limit(PAGE)
+                )
+            )
+    return page(
+        request, "models.html", user, lines=known, line=shown, live=live, candidates=found,
+        history=history, files=station.models_to_choose() + station.runs_to_choose(),
+        folder=station.candidates,
+    )  # fmt: skip
+
+
+@router.post("/lines/{line_id}/candidates")
+def new_candidate(
+    request: Request,
+    line_id: int,
+    user: Annotated[User, needs("engineer")],
+    file: Annotated[str, Form()],
+) -> Response:
+    """Import a model file or run folder, from the station's folder of candidates."""
+    station = station_of(request)
+    if file not in station.models_to_choose() + station.runs_to_choose():
+        raise HTTPException(404, f"{file!r}: lies not in {station.candidates}")
+    add_candidate(station.pipeline, user.name, line_id, station.candidates / file, file)
+    return back(f"/models?line={line_id}")
+
+
+class _Candidate:
+    """A candidate, the line's live policy, and the policy that it is looked at under."""
+
+    def __init__(
+        self, request: Request, key: int, accept_below: float | None, reject_above: float | None
+    ) -> None:
+        with station_of(request).store.read() as connection:
+            row = connection.execute(
+                select(candidates, lines.c.name.label("line"))
+                .join(lines, lines.c.id == candidates.c.line_id)
+                .where(candidates.c.id == key)
+            ).first()
+            if row is None:
+                raise HTTPException(404, f"candidate {key}: there is none")
+            self.row = row
+            self.model = connection.execute(
+                select(models).where(models.c.id == row.model_id)
+            ).one()
+            self.live = live_policy(connection, row.line_id)
+            self.proposed, self.unproposed = proposed(connection, row.line_id, row.model_id)
+            own = self.model.threshold
+            start = self.proposed or self.live
+            low = start.accept_below if start else own
+            high = start.reject_above if start else own
+            self.policy = Policy(
+                low if accept_below is None else accept_below,
+                high if reject_above is None else reject_above,
+            )
+            self.found: Compared | None = None
+            if self.live:
+                self.found = compared(connection, self.live, row.model_id, self.policy)
+
+
+@router.get("/candidates/{candidate_id}")
+def candidate_page(
+    request: Request,
+    candidate_id: int,
+    user: Annotated[User, needs("viewer")],
+    accept_below: float | None = None,
+    reject_above: float | None = None,
+) -> Response:
+    """A candidate beside the live model, on the same held-out images."""
+    it = _Candidate(request, candidate_id, accept_below, reject_above)
+    return page(request, "candidate.html", user, it=it, shown=SHOWN)
+
+
+@router.get("/api/v1/candidates/{candidate_id}")
+def candidate_json(
+    request: Request,
+    candidate_id: int,
+    user: Annotated[User, needs("viewer")],
+    accept_below: float | None = None,
+    reject_above: float | None = None,
+) -> dict[str, Any]:
+    """The same for programs."""
+    it = _Candidate(request, candidate_id, accept_below, reject_above)
+    told: dict[str, Any] = {
+        "id": candidate_id, "line": it.row.line, "model": it.model.digest,
+        "live": it.live.digest if it.live else None,
+        "policy": {"accept_below": it.policy.accept_below, "reject_above": it.policy.reject_above},
+        "scored": 0, "of": 0, "comparison": None,
+    }  # fmt: skip
+    if it.found:
+        told |= {"scored": it.found.scored, "of": it.found.of}
+        if it.found.result:
+            told["comparison"] = _plain(it.found.result)
+    return told
+
+
+def _plain(value: Any) -> Any:
+    """Named tuples as dictionaries, all the way down."""
+    if hasattr(value, "_asdict"):
+        return {name: _plain(item) for name, item in value._asdict().items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,32 @@
+"""Candidates, and what models say of held-out images."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+
+
+def upgrade() -> None:
+    op.create_table(
+        "candidates",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("line_id", sa.Integer(), nullable=False),
+        sa.Column("model_id", sa.Integer(), nullable=False),
+        sa.Column("source", sa.Text(), nullable=False),
+        sa.Column("added_at", sa.Float(), nullable=False),
+        sa.ForeignKeyConstraint(["line_id"], ["lines.id"]),
+        sa.ForeignKeyConstraint(["model_id"], ["models.id"]),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("line_id", "model_id", name="uq_candidates_line_model"),
+    )
+    op.create_table(
+        "trials",
+        sa.Column("image_id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("model_id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("score", sa.Float(), nullable=True),
+        sa.Column("problem", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["image_id"], ["images.id"]),
+        sa.ForeignKeyConstraint(["model_id"], ["models.id"]),
+        sa.PrimaryKeyConstraint("image_id", "model_id"),
+    )

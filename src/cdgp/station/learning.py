@@ -1,5 +1,6 @@
-"""The pages of the learning loop: models and candidates."""
+"""The pages of the learning loop: models and candidates, and retraining."""
 
+import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Form, Request
@@ -7,12 +8,15 @@ from fastapi.responses import Response
 from sqlalchemy import select
 from starlette.exceptions import HTTPException
 
+from cdgp.station import jobs
 from cdgp.station.accounts import User
 from cdgp.station.api import station_of
 from cdgp.station.candidates import Compared, add_candidate, compared, of_line, proposed
 from cdgp.station.pages import PAGE, back, environment, page
 from cdgp.station.pipeline import Policy, heat_name, live_policy
+from cdgp.station.retraining import snapshot
 from cdgp.station.schema import AnyRow, candidates, lines, models, policies, users
+from cdgp.station.schema import jobs as job_table
 from cdgp.station.security import needs
 
 router = APIRouter()
@@ -161,3 +165,99 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value
+
+
+# --- retraining ---------------------------------------------------------------------------------
+
+
+def duration(seconds: float) -> str:
+    """A time to wait, in minutes."""
+    return "less than a minute" if seconds < 60 else f"{seconds / 60:.0f} min"
+
+
+environment.filters["duration"] = duration
+environment.filters["from_json"] = json.loads
+
+
+@router.get("/jobs")
+def jobs_page(
+    request: Request, user: Annotated[User, needs("viewer")], line: int | None = None
+) -> Response:
+    """What a line's bins would train on now, and its jobs."""
+    station = station_of(request)
+    known, shown = _line(request, line)
+    found, bins = [], None
+    if shown is not None:
+        with station.store.read() as connection:
+            bins = snapshot(connection, station.intake, shown.id, station.store.home)
+            found = list(
+                connection.execute(
+                    select(job_table, users.c.name.label("user"))
+                    .join(users, users.c.id == job_table.c.user_id)
+                    .where(job_table.c.line_id == shown.id)
+                    .order_by(job_table.c.id.desc())
+                    .limit(PAGE)
+                )
+            )
+    states = {row.id: station.retraining.status(row) for row in found}
+    return page(
+        request, "jobs.html", user, lines=known, line=shown, jobs=found, states=states, bins=bins,
+        options=" ".join(station.config.train),
+    )  # fmt: skip
+
+
+@router.post("/lines/{line_id}/jobs")
+def new_job(
+    request: Request, line_id: int, user: Annotated[User, needs("engineer")]
+) -> Response:
+    """Retrain on the bins as they are now."""
+    job = station_of(request).retraining.create((user.id, user.name), line_id)
+    return back(f"/jobs/{job}")
+
+
+def _job(request: Request, job_id: int) -> dict[str, Any]:
+    station = station_of(request)
+    with station.store.read() as connection:
+        row = connection.execute(
+            select(job_table, lines.c.name.label("line"))
+            .join(lines, lines.c.id == job_table.c.line_id)
+            .where(job_table.c.id == job_id)
+        ).first()
+        if row is None:
+            raise HTTPException(404, f"job {job_id}: there is none")
+        left = connection.scalar(
+            select(candidates.c.id).where(
+                candidates.c.line_id == row.line_id, candidates.c.model_id == row.model_id
+            )
+        )
+    log = jobs.tail(station.retraining.folder(row))
+    return {
+        "job": row, "state": station.retraining.status(row), "log": log, "candidate": left,
+        "ended": jobs.ENDED,
+    }  # fmt: skip
+
+
+@router.get("/jobs/{job_id}")
+def job_page(request: Request, job_id: int, user: Annotated[User, needs("viewer")]) -> Response:
+    return page(request, "job.html", user, **_job(request, job_id))
+
+
+@router.get("/jobs/{job_id}/status")
+def job_status(request: Request, job_id: int, user: Annotated[User, needs("viewer")]) -> Response:
+    return page(request, "job_status.html", user, **_job(request, job_id))
+
+
+@router.post("/jobs/{job_id}/cancel")
+def cancel_job(
+    request: Request, job_id: int, user: Annotated[User, needs("engineer")]
+) -> Response:
+    """End a job; what it has done stays."""
+    station_of(request).retraining.cancel(user.name, job_id)
+    return back(f"/jobs/{job_id}")
+
+
+@router.post("/jobs/{job_id}/retry")
+def retry_job(request: Request, job_id: int, user: Annotated[User, needs("engineer")]) -> Response:
+    """Go on with a job that failed or was cancelled."""
+    station_of(request).retraining.retry(user.name, job_id)
+    return back(f"/jobs/{job_id}")

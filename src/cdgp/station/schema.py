@@ -192,6 +192,19 @@ trials = Table(
     Column("problem", Text, nullable=False),  # why there is none
 )  # fmt: skip
 
+jobs = Table(
+    "jobs", metadata,
+    Column("id", Integer, primary_key=True),
+    Column("line_id", ForeignKey("lines.id"), nullable=False),
+    Column("user_id", ForeignKey("users.id"), nullable=False),
+    Column("folder", Text, nullable=False),  # its name among the home's jobs
+    Column("counts", Text, nullable=False),  # JSON: {split: [good, defective], ...}
+    Column("created_at", Float, nullable=False),
+    Column("ended_at", Float),  # null while it waits or works
+    Column("model_id", ForeignKey("models.id")),  # the candidate that it left
+    Column("problem", Text, nullable=False),  # why a finished job left none
+)  # fmt: skip
+
 watched = Table(
     "watched", metadata,
     Column("path", Text, primary_key=True),

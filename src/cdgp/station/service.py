@@ -11,6 +11,7 @@ from cdgp.station.candidates import Trials
 from cdgp.station.config import read_config
 from cdgp.station.intake import Intake
 from cdgp.station.pipeline import LiveModel, Pipeline, load_model
+from cdgp.station.retraining import Retraining
 from cdgp.station.store import Store
 from cdgp.station.watching import Watcher
 
@@ -46,6 +47,7 @@ class Station:
         self.pipeline = Pipeline(self.store, self.intake, self.config, load)
         self.watcher = Watcher(self.intake)
         self.trials = Trials(self.pipeline)
+        self.retraining = Retraining(self.pipeline)
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -53,7 +55,7 @@ class Station:
         """Begin to take in, to score and to clear."""
         for name, work in (
             ("score", self.pipeline.run), ("watch", self.watcher.run), ("clear", self._clear),
-            ("try", self.trials.run),
+            ("try", self.trials.run), ("train", self.retraining.run),
         ):  # fmt: skip
             thread = threading.Thread(target=work, args=(self._stop,), name=f"station {name}")
             thread.start()
@@ -85,7 +87,7 @@ class Station:
 
     def problems(self) -> list[str]:
         """What is wrong right now, in sentences."""
-        parts = (self.pipeline, self.watcher, self.trials)
+        parts = (self.pipeline, self.watcher, self.trials, self.retraining)
         return [part.problem for part in parts if part.problem]
 
     def _clear(self, stop: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""Candidates, and what models say of held-out images."""
+"""Candidates, what models say of held-out images, and jobs."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -29,4 +29,20 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["image_id"], ["images.id"]),
         sa.ForeignKeyConstraint(["model_id"], ["models.id"]),
         sa.PrimaryKeyConstraint("image_id", "model_id"),
+    )
+    op.create_table(
+        "jobs",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("line_id", sa.Integer(), nullable=False),
+        sa.Column("user_id", sa.Integer(), nullable=False),
+        sa.Column("folder", sa.Text(), nullable=False),
+        sa.Column("counts", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.Column("ended_at", sa.Float(), nullable=True),
+        sa.Column("model_id", sa.Integer(), nullable=True),
+        sa.Column("problem", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["line_id"], ["lines.id"]),
+        sa.ForeignKeyConstraint(["user_id"], ["users.id"]),
+        sa.ForeignKeyConstraint(["model_id"], ["models.id"]),
+        sa.PrimaryKeyConstraint("id"),
     )

@@ -169,12 +169,18 @@ def compared(connection: Connection, live: AnyRow, model_id: int, policy: Policy
 
 
 def proposed(
-    connection: Connection, line_id: int, model_id: int
+    connection: Connection,
+    line_id: int,
+    model_id: int,
+    max_false_rejects: float = 0.01,
+    max_doubts: float = 0.05,
 ) -> tuple[compare.Thresholds | None, str]:
-    """Thresholds from the default budgets and the calibration images, or why there are none."""
+    """Thresholds from budgets and the calibration images, or why there are none."""
     found = labelled(connection, line_id, model_id, "calibration")
     try:
-        return compare.choose_thresholds(found.scores, found.defective, found.groups), ""
+        return compare.choose_thresholds(
+            found.scores, found.defective, found.groups, max_false_rejects, max_doubts
+        ), ""
     except (SettingsError, DataError) as error:
         return None, str(error)
 

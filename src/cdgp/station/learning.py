@@ -1,23 +1,43 @@
-"""The pages of the learning loop: models and candidates, and retraining."""
+"""The pages of the learning loop: models and candidates, retraining, thresholds."""
 
 import json
-from typing import Annotated, Any
+import time
+from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Form, Request
+import numpy as np
+from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import Response
-from sqlalchemy import select
+from sqlalchemy import func, select
 from starlette.exceptions import HTTPException
 
-from cdgp.station import jobs
+from cdgp.station import compare, jobs
 from cdgp.station.accounts import User
 from cdgp.station.api import station_of
-from cdgp.station.candidates import Compared, add_candidate, compared, of_line, proposed
-from cdgp.station.pages import PAGE, back, environment, page
+from cdgp.station.candidates import (
+    Compared,
+    Labelled,
+    add_candidate,
+    compared,
+    labelled,
+    of_line,
+    proposed,
+)
+from cdgp.station.pages import DAY, PAGE, back, environment, page
 from cdgp.station.pipeline import Policy, heat_name, live_policy
 from cdgp.station.retraining import snapshot
-from cdgp.station.schema import AnyRow, candidates, lines, models, policies, users
+from cdgp.station.schema import (
+    AnyRow,
+    candidates,
+    images,
+    lines,
+    models,
+    policies,
+    scores,
+    users,
+)
 from cdgp.station.schema import jobs as job_table
 from cdgp.station.security import needs
+from cdgp.station.service import Station
 
 router = APIRouter()
 SHOWN = 60
@@ -261,3 +281,110 @@ def retry_job(request: Request, job_id: int, user: Annotated[User, needs("engine
     """Go on with a job that failed or was cancelled."""
     station_of(request).retraining.retry(user.name, job_id)
     return back(f"/jobs/{job_id}")
+
+
+# --- thresholds ---------------------------------------------------------------------------------
+
+BARS = 50
+"""Of a histogram."""
+TALLEST = 100
+"""Height of its highest bar, in units of the drawing."""
+
+
+class Bar(NamedTuple):
+    """Images of one range of scores, in units of the drawing."""
+
+    x: float
+    good: float
+    defective: float
+
+
+def histogram(found: Labelled) -> list[Bar]:
+    """How many good and defective images have a score in each of ``BARS`` equal ranges."""
+    values, bad = np.array(found.scores), np.array(found.defective, dtype=np.bool_)
+    edges = np.linspace(0, 1, BARS + 1)
+    good, defective = (np.histogram(values[which], edges)[0] for which in (~bad, bad))
+    unit = TALLEST / max(1, int(good.max()), int(defective.max()))
+    return [
+        Bar(10.0 * i, unit * int(a), unit * int(b))
+        for i, (a, b) in enumerate(zip(good, defective, strict=True))
+    ]
+
+
+def _effect(station: Station, live: AnyRow, policy: Policy) -> dict[str, Any]:
+    """What two thresholds do to held-out images, and would have done to those of a day."""
+    with station.store.read() as connection:
+        found = labelled(connection, live.line_id, live.model_id, "calibration")
+        newest = (
+            select(func.max(scores.c.id))
+            .join(images, images.c.id == scores.c.image_id)
+            .where(images.c.line_id == live.line_id, scores.c.model_id == live.model_id)
+            .where(images.c.decided_at > time.time() - DAY)
+            .group_by(scores.c.image_id)
+        )
+        day = connection.execute(
+            select(scores.c.score, images.c.decision, images.c.group_name)
+            .join(images, images.c.id == scores.c.image_id)
+            .where(scores.c.id.in_(newest))
+        ).fetchall()
+    held = yesterday = None
+    if found.images:
+        held = compare.outcome(found.scores, policy, found.defective, found.groups)
+    if day:
+        yesterday = compare.outcome(
+            [row.score for row in day], policy, groups=[row.group_name for row in day]
+        )
+    did = {word: sum(row.decision == word for row in day) for word in ("accept", "unsure", "reject")}
+    return {
+        "policy": policy, "bars": histogram(found), "held": held, "groups": len({*found.groups}),
+        "yesterday": yesterday, "did": did, "tallest": TALLEST,
+    }  # fmt: skip
+
+
+@router.get("/threshold")
+def threshold_page(
+    request: Request,
+    user: Annotated[User, needs("viewer")],
+    line: int | None = None,
+    accept_below: float | None = None,
+    reject_above: float | None = None,
+    max_false_rejects: Annotated[float, Query(gt=0, lt=100)] = 1.0,
+    max_doubts: Annotated[float, Query(gt=0, lt=100)] = 5.0,
+) -> Response:
+    """The two thresholds of a line's live model; both budgets are in percent."""
+    station = station_of(request)
+    known, shown = _line(request, line)
+    budgets = {"max_false_rejects": max_false_rejects, "max_doubts": max_doubts}
+    values: dict[str, Any] = {"lines": known, "line": shown, "live": None, "budgets": budgets}
+    if shown is not None:
+        with station.store.read() as connection:
+            live = live_policy(connection, shown.id)
+            if live is not None:
+                values["proposed"], values["unproposed"] = proposed(
+                    connection, shown.id, live.model_id, max_false_rejects / 100, max_doubts / 100
+                )
+        if live is not None:
+            policy = Policy(
+                live.accept_below if accept_below is None else accept_below,
+                live.reject_above if reject_above is None else reject_above,
+            )
+            values |= {"live": live, **_effect(station, live, policy)}
+    return page(request, "threshold.html", user, **values)
+
+
+@router.get("/threshold/effect")
+def threshold_effect(
+    request: Request,
+    line: int,
+    accept_below: float,
+    reject_above: float,
+    user: Annotated[User, needs("viewer")],
+) -> Response:
+    """The piece of the page that follows the sliders."""
+    station = station_of(request)
+    with station.store.read() as connection:
+        live = live_policy(connection, line)
+    if live is None:
+        raise HTTPException(404, f"line {line}: there is no live model")
+    found = _effect(station, live, Policy(accept_below, reject_above))
+    return page(request, "threshold_effect.html", user, **found)

@@ -185,3 +185,48 @@ def test_an_image_that_a_candidate_cannot_score_holds_nothing_up(
     key = candidate(drawn, 0.1)
     told = drawn.person("viewer").get(f"/api/v1/candidates/{key}").json()
     assert (told["scored"], told["of"]) == (len(LEVELS) - 1, len(LEVELS))
+
+
+def test_thresholds_tell_what_they_do_and_would_have_done(drawn: Served, tmp_path: Path) -> None:
+    drawn.model(0.0, 0.0, 1.0)
+    files = judged(drawn, tmp_path)
+    with drawn.station.store.write() as connection:
+        connection.execute(update(images).values(split="calibration"))
+        last = max(files)
+        connection.execute(update(images).where(images.c.id == last).values(decided_at=1.0))
+    settled(drawn)
+    scores = [stub_score(path, 0.0) for path in files.values()]
+    bad = [level > 130 for level in LEVELS]
+    policy = Policy(0.3, 0.45)
+    asked = {"line": drawn.line, "accept_below": 0.3, "reject_above": 0.45}
+    viewer = drawn.person("viewer")
+    text = " ".join(viewer.get("/threshold/effect", params=asked).text.split())
+    pairs = list(zip(scores, bad, strict=True))
+    overkill = sum(policy.decide(s) == "reject" for s, b in pairs if not b)
+    assert 0 < overkill < bad.count(False)
+    assert f"Overkill: good, rejected</dt><dd>{overkill} of {bad.count(False)}" in text
+    day = [policy.decide(score) for score in scores[:-1]]
+    for word, decision in (("accepted", "accept"), ("asked about", "unsure"), ("rejected", "reject")):
+        assert f"<dt>{word}</dt><dd>{day.count(decision)} of {len(day)}" in text, word
+    assert f"it was {len(day)}</dd> <dt>rejected" in text  # all were unsure
+    heights = re.findall(r'<rect class="(\w+)" x="([\d.]+)" .*?height="([\d.]+)"', text)
+    counts = {(bool(b), int(50 * s)) for s, b in pairs}
+    assert {(c == "defective", round(float(x) / 10)) for c, x, _ in heights} == counts
+    wrong = {**asked, "accept_below": 0.9}
+    assert viewer.get("/threshold/effect", params=wrong).status_code == 400
+    page = viewer.get("/threshold", params={"max_false_rejects": 40, "max_doubts": 60}).text
+    own = compare.choose_thresholds(
+        scores, bad, [drawn.row(image).group_name for image in files], 0.4, 0.6
+    )
+    assert f"reject_above={own.reject_above}" in page
+    assert "None can be proposed" in viewer.get("/threshold").text  # 1 % needs 99 good groups
+    assert 'name="reason"' not in page
+    engineer = drawn.person("engineer")
+    form = _fields(engineer.get("/threshold").text, "/policy") | {
+        "accept_below": "0.3", "reject_above": "0.45", "reason": "too much to review",
+    }  # fmt: skip
+    done = engineer.post(f"/lines/{drawn.line}/policy", data=form)
+    assert done.headers["location"] == f"/threshold?line={drawn.line}"
+    with drawn.station.store.read() as connection:
+        live = live_policy(connection, drawn.line)
+    assert live and (live.name, live.reject_above) == ("plus-0.0.onnx", 0.45)

@@ -42,6 +42,8 @@ LEAST = {
     ("GET", "/jobs/{job_id}/status"): "viewer",
     ("POST", "/jobs/{job_id}/cancel"): "engineer",
     ("POST", "/jobs/{job_id}/retry"): "engineer",
+    ("GET", "/threshold"): "viewer",
+    ("GET", "/threshold/effect"): "viewer",
     ("POST", "/tokens"): "administrator",
     ("POST", "/tokens/{token_id}/revoke"): "administrator",
     ("POST", "/users"): "administrator",

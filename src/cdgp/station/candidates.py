@@ -68,10 +68,8 @@ def held_out(line_id: int, *splits: str) -> ColumnElement[bool]:
     )  # fmt: skip
 
 
-def add_candidate(
-    pipeline: Pipeline, who: str, line_id: int, path: Path, source: str
-) -> int:
-    """Adopt a model file, or that of a run folder, as a candidate of a line; returns the model's id.
+def add_candidate(pipeline: Pipeline, who: str, line_id: int, path: Path, source: str) -> int:
+    """Adopt a model file, or that of a run folder, as a line's candidate; returns the model's id.
 
     Raises:
         StationError: no such line, or the run was trained on held-out images of the line.
@@ -104,9 +102,7 @@ def _check_unseen(connection: Connection, line_id: int, run: Path) -> None:
     except OSError:
         return
     trained = {row.get("sha256") for row in rows if row.get("split") != "test"}
-    test = connection.execute(
-        select(images.c.id, images.c.digest).where(held_out(line_id, "test"))
-    )
+    test = connection.execute(select(images.c.id, images.c.digest).where(held_out(line_id, "test")))
     seen = [row.id for row in test if row.digest in trained]
     if seen:
         raise StationError(
@@ -159,9 +155,7 @@ def compared(connection: Connection, live: AnyRow, model_id: int, policy: Policy
     result = compare.compare(
         [str(first.images[i]) for i in both],
         [first.defective[i] for i in both],
-        compare.Side(
-            [first.scores[i] for i in both], Policy(live.accept_below, live.reject_above)
-        ),
+        compare.Side([first.scores[i] for i in both], Policy(live.accept_below, live.reject_above)),
         compare.Side([other[first.images[i]] for i in both], policy),
         [first.groups[i] for i in both],
     )
@@ -264,6 +258,4 @@ class Trials:
             except (CdgpError, MemoryError) as error:
                 values["problem"] = str(error) or type(error).__name__
         with self.pipeline.store.write() as connection:
-            connection.execute(
-                insert(trials).values(image_id=row.id, model_id=model_id, **values)
-            )
+            connection.execute(insert(trials).values(image_id=row.id, model_id=model_id, **values))

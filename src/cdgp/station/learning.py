@@ -1,4 +1,4 @@
-"""The pages of the learning loop: models and candidates, retraining, thresholds."""
+"""The pages of the learning loop: models and candidates, retraining, thresholds, drift."""
 
 import json
 import time
@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from cdgp.station import compare, jobs
 from cdgp.station.accounts import User
+from cdgp.station.alarms import acknowledge
 from cdgp.station.api import station_of
 from cdgp.station.candidates import (
     Compared,
@@ -27,6 +28,7 @@ from cdgp.station.pipeline import Policy, heat_name, live_policy
 from cdgp.station.retraining import snapshot
 from cdgp.station.schema import (
     AnyRow,
+    alarms,
     candidates,
     images,
     lines,
@@ -124,9 +126,7 @@ class _Candidate:
             if row is None:
                 raise HTTPException(404, f"candidate {key}: there is none")
             self.row = row
-            self.model = connection.execute(
-                select(models).where(models.c.id == row.model_id)
-            ).one()
+            self.model = connection.execute(select(models).where(models.c.id == row.model_id)).one()
             self.live = live_policy(connection, row.line_id)
             self.proposed, self.unproposed = proposed(connection, row.line_id, row.model_id)
             own = self.model.threshold
@@ -227,9 +227,7 @@ def jobs_page(
 
 
 @router.post("/lines/{line_id}/jobs")
-def new_job(
-    request: Request, line_id: int, user: Annotated[User, needs("engineer")]
-) -> Response:
+def new_job(request: Request, line_id: int, user: Annotated[User, needs("engineer")]) -> Response:
     """Retrain on the bins as they are now."""
     job = station_of(request).retraining.create((user.id, user.name), line_id)
     return back(f"/jobs/{job}")
@@ -268,9 +266,7 @@ def job_status(request: Request, job_id: int, user: Annotated[User, needs("viewe
 
 
 @router.post("/jobs/{job_id}/cancel")
-def cancel_job(
-    request: Request, job_id: int, user: Annotated[User, needs("engineer")]
-) -> Response:
+def cancel_job(request: Request, job_id: int, user: Annotated[User, needs("engineer")]) -> Response:
     """End a job; what it has done stays."""
     station_of(request).retraining.cancel(user.name, job_id)
     return back(f"/jobs/{job_id}")
@@ -334,7 +330,9 @@ def _effect(station: Station, live: AnyRow, policy: Policy) -> dict[str, Any]:
         yesterday = compare.outcome(
             [row.score for row in day], policy, groups=[row.group_name for row in day]
         )
-    did = {word: sum(row.decision == word for row in day) for word in ("accept", "unsure", "reject")}
+    did = {
+        word: sum(row.decision == word for row in day) for word in ("accept", "unsure", "reject")
+    }
     return {
         "policy": policy, "bars": histogram(found), "held": held, "groups": len({*found.groups}),
         "yesterday": yesterday, "did": did, "tallest": TALLEST,
@@ -388,3 +386,45 @@ def threshold_effect(
         raise HTTPException(404, f"line {line}: there is no live model")
     found = _effect(station, live, Policy(accept_below, reject_above))
     return page(request, "threshold_effect.html", user, **found)
+
+
+# --- drift --------------------------------------------------------------------------------------
+
+
+@router.get("/drift")
+def drift_page(
+    request: Request, user: Annotated[User, needs("viewer")], line: int | None = None
+) -> Response:
+    """What is watched of a line, and its alarms with the images that caused them."""
+    station = station_of(request)
+    known, shown = _line(request, line)
+    cameras, found = [], []
+    if shown is not None:
+        with station.store.read() as connection:
+            live = live_policy(connection, shown.id)
+            found = list(
+                connection.execute(
+                    select(alarms, users.c.name.label("user"), models.c.name.label("model"))
+                    .join(models, models.c.id == alarms.c.model_id)
+                    .outerjoin(users, users.c.id == alarms.c.user_id)
+                    .where(alarms.c.line_id == shown.id)
+                    .order_by(alarms.c.id.desc())
+                    .limit(PAGE)
+                )
+            )
+        if live is not None:
+            cameras = station.drift.cameras(shown.id, live.model_id)
+    return page(request, "drift.html", user, lines=known, line=shown, cameras=cameras, alarms=found)
+
+
+@router.post("/alarms/{alarm_id}/acknowledge")
+def acknowledge_alarm(
+    request: Request,
+    alarm_id: int,
+    user: Annotated[User, needs("operator")],
+    line: Annotated[int, Form()],
+    note: Annotated[str, Form(max_length=500)],
+) -> Response:
+    """Say what an alarm was about."""
+    acknowledge(station_of(request).store, (user.id, user.name), alarm_id, note)
+    return back(f"/drift?line={line}")

@@ -148,7 +148,11 @@ scores = Table(
     Column("regions", Text, nullable=False),  # JSON: [[x, y, width, height, peak], ...]
     Column("warnings", Text, nullable=False),  # JSON: [text, ...]
     Column("at", Float, nullable=False),
+    Column("brightness", Float),  # these three are null where they were not measured
+    Column("contrast", Float),
+    Column("sharpness", Float),
     UniqueConstraint("image_id", "policy_id", name="uq_scores_image_policy"),
+    Index("ix_scores_model", "model_id", "id"),
 )  # fmt: skip
 
 reviews = Table(
@@ -203,6 +207,23 @@ jobs = Table(
     Column("ended_at", Float),  # null while it waits or works
     Column("model_id", ForeignKey("models.id")),  # the candidate that it left
     Column("problem", Text, nullable=False),  # why a finished job left none
+)  # fmt: skip
+
+alarms = Table(
+    "alarms", metadata,
+    Column("id", Integer, primary_key=True),
+    Column("line_id", ForeignKey("lines.id"), nullable=False),
+    Column("model_id", ForeignKey("models.id"), nullable=False),
+    Column("camera", Text, nullable=False),
+    Column("score_id", ForeignKey("scores.id"), nullable=False),  # what completed the evidence
+    Column("kind", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("images", Text, nullable=False),  # JSON: ids of images that it rests on, newest first
+    Column("at", Float, nullable=False),
+    Column("acknowledged_at", Float),
+    Column("user_id", ForeignKey("users.id")),  # who acknowledged it
+    Column("note", Text, nullable=False),
+    UniqueConstraint("score_id", name="uq_alarms_score"),
 )  # fmt: skip
 
 watched = Table(

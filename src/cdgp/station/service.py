@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cdgp import run_folder
 from cdgp.station import retention
+from cdgp.station.alarms import Drift
 from cdgp.station.candidates import Trials
 from cdgp.station.config import read_config
 from cdgp.station.intake import Intake
@@ -48,6 +49,7 @@ class Station:
         self.watcher = Watcher(self.intake)
         self.trials = Trials(self.pipeline)
         self.retraining = Retraining(self.pipeline)
+        self.drift = Drift(self.store)
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -56,6 +58,7 @@ class Station:
         for name, work in (
             ("score", self.pipeline.run), ("watch", self.watcher.run), ("clear", self._clear),
             ("try", self.trials.run), ("train", self.retraining.run),
+            ("drift", self.drift.run),
         ):  # fmt: skip
             thread = threading.Thread(target=work, args=(self._stop,), name=f"station {name}")
             thread.start()
@@ -87,7 +90,7 @@ class Station:
 
     def problems(self) -> list[str]:
         """What is wrong right now, in sentences."""
-        parts = (self.pipeline, self.watcher, self.trials, self.retraining)
+        parts = (self.pipeline, self.watcher, self.trials, self.retraining, self.drift)
         return [part.problem for part in parts if part.problem]
 
     def _clear(self, stop: threading.Event) -> None:

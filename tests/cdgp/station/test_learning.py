@@ -22,7 +22,9 @@ LEVELS = range(10, 250, 12)
 def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     """A station whose images are all drawn at random, and none of whose are trained on."""
     monkeypatch.setattr("cdgp.station.candidates.LOOK", 0.02)
-    with serving(tmp_path / "home", "audit_share = 1.0\ntest_share = 1.0\ncalibration_share = 0.0") as it:
+    with serving(
+        tmp_path / "home", "audit_share = 1.0\ntest_share = 1.0\ncalibration_share = 0.0"
+    ) as it:
         yield it
 
 
@@ -61,7 +63,7 @@ def candidate(served: Served, offset: float) -> int:
     settled(served)
     with served.station.store.read() as connection:
         newest = select(candidates.c.id).order_by(candidates.c.id.desc()).limit(1)
-        return connection.execute(newest).scalar_one()
+        return int(connection.execute(newest).scalar_one())
 
 
 def test_a_candidate_is_compared_on_the_same_images(drawn: Served, tmp_path: Path) -> None:
@@ -116,9 +118,7 @@ def test_only_judged_images_of_the_random_share_and_the_test_split_count(
     assert told["comparison"]["images"] == len(LEVELS) - 1
 
 
-def test_promotion_needs_a_reason_and_rollback_is_one_click(
-    drawn: Served, tmp_path: Path
-) -> None:
+def test_promotion_needs_a_reason_and_rollback_is_one_click(drawn: Served, tmp_path: Path) -> None:
     drawn.model(0.0, 0.4, 0.6)
     key = candidate(drawn, 0.2)
 
@@ -150,7 +150,9 @@ def test_promotion_needs_a_reason_and_rollback_is_one_click(
 
 def _fields(text: str, action: str) -> dict[str, str]:
     """The hidden fields of a page's first form that posts to a place."""
-    (found, *_) = re.findall(rf'<form[^>]*method="post" action="[^"]*{action}".*?</form>', text, re.S)
+    (found, *_) = re.findall(
+        rf'<form[^>]*method="post" action="[^"]*{action}".*?</form>', text, re.S
+    )
     return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', found))
 
 
@@ -206,7 +208,11 @@ def test_thresholds_tell_what_they_do_and_would_have_done(drawn: Served, tmp_pat
     assert 0 < overkill < bad.count(False)
     assert f"Overkill: good, rejected</dt><dd>{overkill} of {bad.count(False)}" in text
     day = [policy.decide(score) for score in scores[:-1]]
-    for word, decision in (("accepted", "accept"), ("asked about", "unsure"), ("rejected", "reject")):
+    for word, decision in (
+        ("accepted", "accept"),
+        ("asked about", "unsure"),
+        ("rejected", "reject"),
+    ):
         assert f"<dt>{word}</dt><dd>{day.count(decision)} of {len(day)}" in text, word
     assert f"it was {len(day)}</dd> <dt>rejected" in text  # all were unsure
     heights = re.findall(r'<rect class="(\w+)" x="([\d.]+)" .*?height="([\d.]+)"', text)

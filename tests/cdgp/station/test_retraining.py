@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 from tests.cdgp.station.serving import Served, grey, serving
 
 from cdgp.data.manifest import read_csv
-from cdgp.station import jobs, retraining, trail
+from cdgp.station import jobs, retraining, schema, trail
 from cdgp.station.pipeline import live_policy
 from cdgp.station.schema import images
 
@@ -128,7 +128,7 @@ def test_jobs_wait_for_each_other_are_cancelled_and_go_on(line: Served) -> None:
     engineer.post(f"/lines/{line.line}/jobs")
     engineer.post(f"/lines/{line.line}/jobs")
     with line.station.store.read() as connection:
-        rows = connection.execute(select(retraining.table).order_by(retraining.table.c.id))
+        rows = connection.execute(select(schema.jobs).order_by(schema.jobs.c.id)).fetchall()
         first, second = (line.station.retraining.folder(row) for row in rows)
     wait_for((first / jobs.RUN / "begun").exists)
     assert engineer.post("/jobs/1/retry").status_code == 400

@@ -1,4 +1,4 @@
-"""Candidates, what models say of held-out images, and jobs."""
+"""Candidates, what models say of held-out images, jobs, and drift."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -45,4 +45,28 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["user_id"], ["users.id"]),
         sa.ForeignKeyConstraint(["model_id"], ["models.id"]),
         sa.PrimaryKeyConstraint("id"),
+    )
+    for name in ("brightness", "contrast", "sharpness"):
+        op.add_column("scores", sa.Column(name, sa.Float(), nullable=True))
+    op.create_index("ix_scores_model", "scores", ["model_id", "id"], unique=False)
+    op.create_table(
+        "alarms",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("line_id", sa.Integer(), nullable=False),
+        sa.Column("model_id", sa.Integer(), nullable=False),
+        sa.Column("camera", sa.Text(), nullable=False),
+        sa.Column("score_id", sa.Integer(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("text", sa.Text(), nullable=False),
+        sa.Column("images", sa.Text(), nullable=False),
+        sa.Column("at", sa.Float(), nullable=False),
+        sa.Column("acknowledged_at", sa.Float(), nullable=True),
+        sa.Column("user_id", sa.Integer(), nullable=True),
+        sa.Column("note", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["line_id"], ["lines.id"]),
+        sa.ForeignKeyConstraint(["model_id"], ["models.id"]),
+        sa.ForeignKeyConstraint(["score_id"], ["scores.id"]),
+        sa.ForeignKeyConstraint(["user_id"], ["users.id"]),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("score_id", name="uq_alarms_score"),
     )

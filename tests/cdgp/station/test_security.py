@@ -314,14 +314,8 @@ def test_names_lots_and_reasons_are_shown_as_text(served: Served, tmp_path: Path
     told = operator.upload(grey(tmp_path, 10), wait=20, **facts)
     model = {"model": 1, "accept_below": 0.2, "reject_above": 0.9, "reason": EVIL}
     assert engineer.post(f"/lines/{served.line}/policy", data=model).status_code == 303
-    for path in (
-        "/",
-        f"/images/{told['id']}",
-        "/bins?bin=accepted",
-        "/audit",
-        "/settings",
-        "/models",
-    ):
+    image = f"/images/{told['id']}"
+    for path in ("/", image, "/bins?bin=accepted", "/audit", "/settings", "/models"):
         text = engineer.get(path).text
         assert "<img src=x" not in text, path
     assert "&lt;img src=x" in engineer.get("/audit").text

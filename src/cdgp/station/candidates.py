@@ -30,8 +30,8 @@ from cdgp.station.schema import (
     trials,
 )
 
-LOOK = 2.0
-"""Seconds between two looks for held-out images without a score."""
+LOOK = 20.0
+"""Seconds between two looks for held-out images without a score: each look may load models."""
 TRIED = 3
 """So many of a line's newest candidates are scored; older ones keep the scores that they have."""
 AT_ONCE = 16
@@ -186,6 +186,8 @@ class Trials:
         self.pipeline = pipeline
         self.problem = ""
         """Why held-out images stay without a score; empty where all is well."""
+        self.wake = threading.Event()
+        """Set it to have the next look at once."""
 
     def run(self, stop: threading.Event) -> None:
         """Score until ``stop`` is set."""
@@ -200,7 +202,8 @@ class Trials:
                 log.exception("candidates are not scored for a moment")
                 self.problem, busy = f"candidates: {type(error).__name__}: {error}", False
             if not busy:
-                stop.wait(LOOK)
+                self.wake.wait(LOOK)
+                self.wake.clear()
 
     def step(self) -> int:
         """Score some images by one model that lacks them; returns how many."""

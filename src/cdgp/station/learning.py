@@ -108,6 +108,7 @@ def new_candidate(
     if file not in station.models_to_choose() + station.runs_to_choose():
         raise HTTPException(404, f"{file!r}: lies not in {station.candidates}")
     add_candidate(station.pipeline, user.name, line_id, station.candidates / file, file)
+    station.trials.wake.set()
     return back(f"/models?line={line_id}")
 
 

@@ -68,6 +68,7 @@ class Station:
         """End the work, after what was begun, and let go of the home."""
         self._stop.set()
         self.pipeline.wake()
+        self.trials.wake.set()
         for thread in self._threads:
             thread.join()
         self.store.close()

@@ -4,7 +4,6 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import select, update
@@ -102,20 +101,21 @@ def test_a_candidate_is_compared_on_the_same_images(drawn: Served, tmp_path: Pat
         assert drawn.person("viewer").get(place).status_code == 200, place
 
 
-@pytest.mark.parametrize(
-    "values", [{"audit": False}, {"split": "fit"}, {"split": "calibration"}, {"verdict": "unsure"}]
-)
 def test_only_judged_images_of_the_random_share_and_the_test_split_count(
-    drawn: Served, tmp_path: Path, values: dict[str, Any]
+    drawn: Served, tmp_path: Path
 ) -> None:
     drawn.model(0.0)
-    first, *_ = judged(drawn, tmp_path)
+    others = {"audit": False, "split": "fit", "verdict": "unsure", "removed_at": 1.0}
+    files = judged(drawn, tmp_path)
     with drawn.station.store.write() as connection:
-        connection.execute(update(images).where(images.c.id == first).values(values))
+        for image, (name, value) in zip(files, others.items(), strict=False):
+            changed = update(images).where(images.c.id == image)
+            connection.execute(changed.values({name: value}))
+        calibrates = update(images).where(images.c.id == max(files))
+        connection.execute(calibrates.values(split="calibration"))
     key = candidate(drawn, 0.1)
     told = drawn.person("viewer").get(f"/api/v1/candidates/{key}").json()
-    assert told["of"] == len(LEVELS) - 1
-    assert told["comparison"]["images"] == len(LEVELS) - 1
+    assert told["of"] == told["comparison"]["images"] == len(LEVELS) - len(others) - 1
 
 
 def test_promotion_needs_a_reason_and_rollback_is_one_click(drawn: Served, tmp_path: Path) -> None:

@@ -98,8 +98,12 @@ class Retraining:
             line_id: of the line.
 
         Raises:
-            StationError: no such line, or no image to train on.
+            StationError: no such line, no image to train on, or Windows.
         """
+        if not jobs.POSSIBLE:
+            raise StationError(
+                "jobs run on Linux and macOS alone; use cdgp train, and add its run as a candidate"
+            )
         name = secrets.token_hex(8)
         folder = self.store.home / JOBS / name
         with self.store.read() as connection:

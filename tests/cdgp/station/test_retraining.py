@@ -144,12 +144,14 @@ def test_jobs_wait_for_each_other_are_cancelled_and_go_on(line: Served) -> None:
     wait_for(lambda: "Compare its model" in engineer.get("/jobs/1").text)
 
 
-def test_nothing_to_train_on_is_told_at_once(line: Served) -> None:
+def test_nothing_to_train_on_is_told_at_once(line: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     for image in range(1, 13):
         change(line, image, split="test")
     answer = line.person("engineer").post(f"/lines/{line.line}/jobs")
     assert answer.status_code == 400
     assert "judged good" in answer.text
+    monkeypatch.setattr(jobs, "POSSIBLE", False)
+    assert "Linux and macOS" in line.person("engineer").post(f"/lines/{line.line}/jobs").text
 
 
 def test_a_job_whose_folder_is_gone_has_failed(line: Served) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 
 from cdgp.errors import CdgpError, ImageError
-from cdgp.station import api, pages
+from cdgp.station import api, learning, pages
 from cdgp.station.accounts import TooManyFailuresError
 from cdgp.station.intake import BacklogFullError, NoRoomError, TooLargeError
 from cdgp.station.review import LostRaceError
@@ -46,6 +46,7 @@ def make_app(station: Station) -> FastAPI:
     app.state.station = station
     app.include_router(api.router)
     app.include_router(pages.router)
+    app.include_router(learning.router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     app.add_middleware(Outer, image_mib=station.config.image_mib)
     app.add_exception_handler(CdgpError, _known)

@@ -47,6 +47,8 @@ class Config(_Section):
     """Below so much free space, in GiB, the oldest image files that nobody reviewed are removed."""
     reserve_gib: Annotated[float, Field(ge=0)] = 0.5
     """Below so much free space uploads are refused, so that reviews can go on."""
+    train: tuple[str, ...] = ()
+    """Options of ``cdgp train`` for retraining, such as ``["--preset", "paper"]``."""
     watch: tuple[Watch, ...] = ()
 
 

@@ -22,7 +22,6 @@ A child that is killed is resumed. A job that was interrupted with its superviso
 """
 
 import ctypes
-import fcntl
 import json
 import os
 import signal
@@ -40,6 +39,13 @@ from typing import Any, Literal, NamedTuple
 from cdgp import run_folder
 from cdgp.errors import CdgpError, OutputError, SettingsError
 from cdgp.files import shortened, write_text
+
+try:
+    import fcntl
+except ImportError:  # Windows, where the station runs and jobs do not
+    POSSIBLE = False
+else:
+    POSSIBLE = True
 
 State = Literal["waiting", "checking", "training", "finished", "failed", "cancelled"]
 ENDED = ("finished", "failed", "cancelled")

@@ -436,6 +436,7 @@ def new_policy(
     accept_below: Annotated[float, Form()],
     reject_above: Annotated[float, Form()],
     reason: Annotated[str, Form(max_length=500)],
+    then: Annotated[Literal["settings", "models", "threshold"], Form()] = "settings",
 ) -> Response:
     """Make a model and two thresholds live; a rollback is the same with earlier ones."""
     station = station_of(request)
@@ -445,7 +446,7 @@ def new_policy(
     with station.store.write() as connection:
         promote(connection, (user.id, user.name), line_id, model, policy, reason)
     station.pipeline.keep_live()
-    return back("/settings")
+    return back("/settings" if then == "settings" else f"/{then}?line={line_id}")
 
 
 @router.post("/tokens")

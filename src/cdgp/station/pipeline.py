@@ -25,6 +25,7 @@ from cdgp.report.overlay import heat
 from cdgp.runtimes.base import cores
 from cdgp.station import trail
 from cdgp.station.config import Config
+from cdgp.station.drift import ImageStatistics, image_statistics
 from cdgp.station.intake import Intake
 from cdgp.station.schema import AnyRow, images, insert_row, lines, models, policies, scores
 from cdgp.station.store import Store
@@ -60,6 +61,8 @@ class Scored(NamedTuple):
     """HWC RGB in [0, 1]."""
     heat: NDArray[np.uint8] | None
     """(h, w, 4) RGBA of the anomaly map, at most ``VIEW`` on a side."""
+    statistics: ImageStatistics | None = None
+    """Of light and optics; None where they were not measured."""
 
 
 class LiveModel(NamedTuple):
@@ -279,8 +282,10 @@ class Pipeline:
             self._failed.pop(model_id, None)  # who asks for it may have mended it
         self.ready(model_id, f"{row.digest}{row.suffix}")
 
-    def adopt(self, path: Path, who: str) -> int:
+    def adopt(self, path: Path, who: str, name: str = "") -> int:
         """Copy a model into the station, try it, and enter it; returns its id.
+
+        Known by ``name``, else by that of its file.
 
         Raises:
             CdgpError: no model of one file, or one that cannot be loaded.
@@ -299,10 +304,11 @@ class Pipeline:
         with self.store.write() as connection:
             known = connection.scalar(select(models.c.id).where(models.c.digest == sha256))
             if known is None:
-                values = {"digest": sha256, "name": path.name, "suffix": path.suffix,
+                name = name or path.name
+                values = {"digest": sha256, "name": name, "suffix": path.suffix,
                           "score_kind": model.score_kind, "threshold": model.threshold}  # fmt: skip
                 known = insert_row(connection, models, **values, added_at=time.time())
-                trail.append(connection, who, "model added", f"model {path.name}", after=values)
+                trail.append(connection, who, "model added", f"model {name}", after=values)
         with self._loading:
             self._loaded[known] = model
         return known
@@ -326,14 +332,14 @@ class Pipeline:
                 self.draw(row.digest)
                 return "the line has no model"
             result = model.score(path)
-            self._write_views(row.digest, result, policy.model_id)
-            return result
+            self.keep_views(row.digest, result, policy.model_id)
+            return result._replace(statistics=image_statistics(result.pixels))
         except Exception as error:
             if not isinstance(error, CdgpError | MemoryError):
                 log.exception("image %s cannot be scored", row.id)
             return str(error).replace(str(path), "the image") or type(error).__name__
 
-    def _write_views(self, image_digest: str, result: Scored, model_id: int) -> None:
+    def keep_views(self, image_digest: str, result: Scored, model_id: int) -> None:
         """What pages show of an image; where the disk is full, they show it without the map."""
         folder = self.views(image_digest)
         try:
@@ -385,6 +391,7 @@ def record(
                 image_id=image_id, model_id=policy.model_id, policy_id=policy.id,
                 score=result.score, decision=decision, regions=json.dumps(result.regions),
                 warnings=json.dumps(result.warnings), at=now,
+                **(result.statistics._asdict() if result.statistics else {}),
             )
         )  # fmt: skip
     connection.execute(

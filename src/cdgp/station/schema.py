@@ -148,7 +148,11 @@ scores = Table(
     Column("regions", Text, nullable=False),  # JSON: [[x, y, width, height, peak], ...]
     Column("warnings", Text, nullable=False),  # JSON: [text, ...]
     Column("at", Float, nullable=False),
+    Column("brightness", Float),  # these three are null where they were not measured
+    Column("contrast", Float),
+    Column("sharpness", Float),
     UniqueConstraint("image_id", "policy_id", name="uq_scores_image_policy"),
+    Index("ix_scores_model", "model_id", "id"),
 )  # fmt: skip
 
 reviews = Table(
@@ -171,6 +175,55 @@ claims = Table(
     Column("image_id", ForeignKey("images.id"), primary_key=True, autoincrement=False),
     Column("user_id", ForeignKey("users.id"), nullable=False),
     Column("until", Float, nullable=False),
+)  # fmt: skip
+
+candidates = Table(
+    "candidates", metadata,
+    Column("id", Integer, primary_key=True),
+    Column("line_id", ForeignKey("lines.id"), nullable=False),
+    Column("model_id", ForeignKey("models.id"), nullable=False),
+    Column("source", Text, nullable=False),  # the file, or the job, that it came from
+    Column("added_at", Float, nullable=False),
+    UniqueConstraint("line_id", "model_id", name="uq_candidates_line_model"),
+)  # fmt: skip
+
+# What a model says of a held-out image, whichever policy is live.
+trials = Table(
+    "trials", metadata,
+    Column("image_id", ForeignKey("images.id"), primary_key=True, autoincrement=False),
+    Column("model_id", ForeignKey("models.id"), primary_key=True, autoincrement=False),
+    Column("score", Float),  # null where there is none
+    Column("problem", Text, nullable=False),  # why there is none
+)  # fmt: skip
+
+jobs = Table(
+    "jobs", metadata,
+    Column("id", Integer, primary_key=True),
+    Column("line_id", ForeignKey("lines.id"), nullable=False),
+    Column("user_id", ForeignKey("users.id"), nullable=False),
+    Column("folder", Text, nullable=False),  # its name among the home's jobs
+    Column("counts", Text, nullable=False),  # JSON: {split: [good, defective], ...}
+    Column("created_at", Float, nullable=False),
+    Column("ended_at", Float),  # null while it waits or works
+    Column("model_id", ForeignKey("models.id")),  # the candidate that it left
+    Column("problem", Text, nullable=False),  # why a finished job left none
+)  # fmt: skip
+
+alarms = Table(
+    "alarms", metadata,
+    Column("id", Integer, primary_key=True),
+    Column("line_id", ForeignKey("lines.id"), nullable=False),
+    Column("model_id", ForeignKey("models.id"), nullable=False),
+    Column("camera", Text, nullable=False),
+    Column("score_id", ForeignKey("scores.id"), nullable=False),  # what completed the evidence
+    Column("kind", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("images", Text, nullable=False),  # JSON: ids of images that it rests on, newest first
+    Column("at", Float, nullable=False),
+    Column("acknowledged_at", Float),
+    Column("user_id", ForeignKey("users.id")),  # who acknowledged it
+    Column("note", Text, nullable=False),
+    UniqueConstraint("score_id", name="uq_alarms_score"),
 )  # fmt: skip
 
 watched = Table(

@@ -5,10 +5,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from cdgp import run_folder
 from cdgp.station import retention
+from cdgp.station.alarms import Drift
+from cdgp.station.candidates import Trials
 from cdgp.station.config import read_config
 from cdgp.station.intake import Intake
 from cdgp.station.pipeline import LiveModel, Pipeline, load_model
+from cdgp.station.retraining import Retraining
 from cdgp.station.store import Store
 from cdgp.station.watching import Watcher
 
@@ -43,6 +47,9 @@ class Station:
         self.intake = Intake(self.store, self.config)
         self.pipeline = Pipeline(self.store, self.intake, self.config, load)
         self.watcher = Watcher(self.intake)
+        self.trials = Trials(self.pipeline)
+        self.retraining = Retraining(self.pipeline)
+        self.drift = Drift(self.store)
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -50,6 +57,8 @@ class Station:
         """Begin to take in, to score and to clear."""
         for name, work in (
             ("score", self.pipeline.run), ("watch", self.watcher.run), ("clear", self._clear),
+            ("try", self.trials.run), ("train", self.retraining.run),
+            ("drift", self.drift.run),
         ):  # fmt: skip
             thread = threading.Thread(target=work, args=(self._stop,), name=f"station {name}")
             thread.start()
@@ -59,6 +68,7 @@ class Station:
         """End the work, after what was begun, and let go of the home."""
         self._stop.set()
         self.pipeline.wake()
+        self.trials.wake.set()
         for thread in self._threads:
             thread.join()
         self.store.close()
@@ -71,9 +81,18 @@ class Station:
             if path.is_file() and not path.is_symlink() and not path.name.startswith(".")
         )
 
+    def runs_to_choose(self) -> list[str]:
+        """Names of the run folders that were laid into ``CANDIDATES``."""
+        return sorted(
+            path.name
+            for path in self.candidates.iterdir()
+            if not path.is_symlink() and (path / run_folder.MODEL).is_file()
+        )
+
     def problems(self) -> list[str]:
         """What is wrong right now, in sentences."""
-        return [text for text in (self.pipeline.problem, self.watcher.problem) if text]
+        parts = (self.pipeline, self.watcher, self.trials, self.retraining, self.drift)
+        return [part.problem for part in parts if part.problem]
 
     def _clear(self, stop: threading.Event) -> None:
         while True:

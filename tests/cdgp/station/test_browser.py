@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import uvicorn
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from tests.cdgp.station.serving import PASSWORD, Served, grey, stub_load
 
 from cdgp.station import accounts
 from cdgp.station.app import make_app
+from cdgp.station.intake import add_line
 from cdgp.station.schema import claims, images, reviews
 from cdgp.station.service import Station
 
@@ -186,3 +187,49 @@ def test_two_browsers_share_a_queue_and_a_lost_race_is_told(
     pages[0].keyboard.press("z")
     playwright.expect(verdict).to_have_text("good")
     assert pages[0].complaints == pages[1].complaints == []
+
+
+def test_sliders_compare_promote_and_roll_back(
+    site: tuple[Served, str, str], browser: Any, tmp_path: Path
+) -> None:
+    served, address, _ = site
+    with served.station.store.write() as connection:
+        served.line = add_line(connection, "test", "a")
+    served.model(0.0, 0.0, 1.0)
+    operator = served.person("operator")
+    for level in range(20, 240, 20):
+        operator.upload(grey(tmp_path, level))
+    served.wait()
+    for image in operator.claim(served.line):
+        operator.review("defective" if image["id"] > 7 else "good", image)
+    with served.station.store.write() as connection:
+        connection.execute(update(images).values(audit=True, split="calibration"))
+        connection.execute(update(images).where(images.c.id % 2 == 0).values(split="test"))
+    served.station.trials.wake.set()
+    (served.station.candidates / "next.onnx").write_text("0.1")
+    served.person("engineer")
+    page = signed_in(browser, address, "engineer", PASSWORD)
+    page.goto(f"{address}/threshold")
+    while "Overkill" not in page.inner_text("#effect"):  # held-out images are scored by and by
+        page.reload()
+    page.locator("[data-of=reject_above]").fill("0.3")
+    effect = page.locator("#effect")
+    playwright.expect(effect).to_contain_text("0 and 0.3")
+    playwright.expect(effect).to_contain_text("2 of 4: 50.0 %")  # of 20, 60, 100, 140: two above
+    assert page.input_value("[name=reject_above]") == "0.3"
+    page.fill("[name=reason]", "less to review")
+    page.click("text=Save")
+    playwright.expect(page.locator("main")).to_contain_text("live with 0.0 and 0.3")
+    page.goto(f"{address}/models")
+    page.click("text=Add candidate")
+    page.click("text=Compare with live")
+    while "changed decisions" not in page.inner_text("main"):
+        page.reload()
+    page.fill("[name=reason]", "finds more")
+    page.click("text=Make live with")
+    playwright.expect(page.locator("main")).to_contain_text("finds more")
+    page.locator("text=Roll back to it").first.click()
+    playwright.expect(page.locator("main")).to_contain_text("back to policy 2")
+    page.goto(f"{address}/jobs")
+    page.goto(f"{address}/drift")
+    assert page.complaints == []

@@ -32,6 +32,20 @@ LEAST = {
     ("POST", "/lines"): "engineer",
     ("POST", "/models"): "engineer",
     ("POST", "/lines/{line_id}/policy"): "engineer",
+    ("GET", "/models"): "viewer",
+    ("POST", "/lines/{line_id}/candidates"): "engineer",
+    ("GET", "/candidates/{candidate_id}"): "viewer",
+    ("GET", "/api/v1/candidates/{candidate_id}"): "viewer",
+    ("GET", "/jobs"): "viewer",
+    ("POST", "/lines/{line_id}/jobs"): "engineer",
+    ("GET", "/jobs/{job_id}"): "viewer",
+    ("GET", "/jobs/{job_id}/status"): "viewer",
+    ("POST", "/jobs/{job_id}/cancel"): "engineer",
+    ("POST", "/jobs/{job_id}/retry"): "engineer",
+    ("GET", "/threshold"): "viewer",
+    ("GET", "/threshold/effect"): "viewer",
+    ("GET", "/drift"): "viewer",
+    ("POST", "/alarms/{alarm_id}/acknowledge"): "operator",
     ("POST", "/tokens"): "administrator",
     ("POST", "/tokens/{token_id}/revoke"): "administrator",
     ("POST", "/users"): "administrator",
@@ -137,7 +151,8 @@ def test_pages_have_no_inline_scripts_or_styles(served: Served, tmp_path: Path) 
     image = served.person("operator").upload(grey(tmp_path, 10), wait=20)["id"]
     person = served.person("administrator")
     for path in ("/", f"/queue?line={served.line}", f"/images/{image}", "/bins", "/audit",
-                 "/settings", "/password", "/login"):  # fmt: skip
+                 "/settings", "/password", "/login", "/models", "/jobs", "/drift",
+                 "/threshold"):  # fmt: skip
         answer = person.get(path)
         assert answer.status_code == 200, path
         assert not re.search(
@@ -300,11 +315,12 @@ def test_names_lots_and_reasons_are_shown_as_text(served: Served, tmp_path: Path
     told = operator.upload(grey(tmp_path, 10), wait=20, **facts)
     model = {"model": 1, "accept_below": 0.2, "reject_above": 0.9, "reason": EVIL}
     assert engineer.post(f"/lines/{served.line}/policy", data=model).status_code == 303
-    for path in ("/", f"/images/{told['id']}", "/bins?bin=accepted", "/audit", "/settings"):
+    image = f"/images/{told['id']}"
+    for path in ("/", image, "/bins?bin=accepted", "/audit", "/settings", "/models"):
         text = engineer.get(path).text
         assert "<img src=x" not in text, path
     assert "&lt;img src=x" in engineer.get("/audit").text
-    assert "&lt;img src=x" in engineer.get(f"/images/{told['id']}").text
+    assert "&lt;img src=x" in engineer.get(image).text
 
 
 def test_filters_take_no_sql(served: Served, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_a_newer_database_is_refused_and_left_alone(tmp_path: Path) -> None:
 NEXT = """
 import sqlalchemy as sa
 from alembic import op
-revision, down_revision = "0002", "0001"
+revision, down_revision = "0003", "0002"
 
 def upgrade():
     op.add_column("lines", sa.Column("note", sa.Text()))
@@ -146,7 +146,7 @@ def test_a_migration_comes_after_a_backup_and_is_whole(
     migrations = tmp_path / "migrations"
     shutil.copytree(store.MIGRATIONS, migrations)
     monkeypatch.setattr(store, "MIGRATIONS", migrations)
-    script = migrations / "versions" / "0002_next.py"
+    script = migrations / "versions" / "0003_next.py"
     script.write_text(NEXT.format(last="1 / 0"))
     with pytest.raises(ZeroDivisionError):
         Store(opened.home, url)

@@ -126,7 +126,9 @@ def test_from_the_first_login_to_reviews_by_keyboard(
     page.keyboard.press("Escape")
 
     # Bulk, in the grid.
+    expect(page.locator("dialog")).to_be_hidden()
     page.keyboard.press("Escape")
+    expect(page.locator("#grid")).to_be_visible()
     page.keyboard.press("Shift+X")
     saved(page, "3 saved ✓, 13 selected")
     page.keyboard.press("x")
@@ -184,6 +186,7 @@ def test_two_browsers_share_a_queue_and_a_lost_race_is_told(
     pages[0].keyboard.press("d")
     verdict = pages[0].locator("dt:text-is('Verdict') + dd")
     playwright.expect(verdict).to_have_text("defective")
+    pages[0].wait_for_load_state("networkidle")  # the page is loaded anew, its script too
     pages[0].keyboard.press("z")
     playwright.expect(verdict).to_have_text("good")
     assert pages[0].complaints == pages[1].complaints == []

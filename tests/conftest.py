@@ -1,5 +1,7 @@
 """Fixtures that several files share."""
 
+import logging
+
 import pytest
 import torch
 from tests.helpers import tiny_settings
@@ -9,6 +11,17 @@ from cdgp.workflows import Run, train_run
 from cdgp_bench.synthetic import make_dataset
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def audible_log() -> None:
+    """Warnings reach the log in each test, whatever a library did to it in an earlier one."""
+    logging.disable(logging.NOTSET)
+    logging.getLogger().setLevel(logging.WARNING)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.split(".")[0] in ("cdgp", "cdgp_bench") and isinstance(logger, logging.Logger):
+            logger.disabled, logger.propagate = False, True
+            logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -144,7 +144,7 @@ def calibration_error_interval(
     group of its own where None. Both classes need two groups.
     """
     values, defective = checked_scores(probabilities, labels)
-    members = _groups(groups, len(values))
+    members = group_members(groups, len(values))
     count = int(members.max()) + 1
     gaps = np.zeros((count, bins))
     np.add.at(gaps, (members, _bins_of(values, bins)), values - defective)
@@ -211,7 +211,7 @@ def false_reject_threshold(
     if not 0 < max_rate < 1:
         raise SettingsError(f"the false-reject rate must lie between 0 and 1, got {max_rate}")
     scores, _ = checked_scores(normal_scores, np.zeros(np.shape(normal_scores)))
-    members = _groups(groups, len(scores))
+    members = group_members(groups, len(scores))
     n = len(np.unique(members))
     rate = Fraction(str(float(max_rate)))  # 0.1 is 1/10, so the ceilings are exact
     k = math.ceil((n + 1) * (1 - rate))
@@ -249,7 +249,7 @@ def rate_interval(events: ArrayLike, groups: ArrayLike | None = None) -> Interva
     (0.0, 0.3085)
     """
     values = np.asarray(events, dtype=np.bool_)
-    sizes = np.bincount(_groups(groups, len(values))).astype(np.float64)
+    sizes = np.bincount(group_members(groups, len(values))).astype(np.float64)
     worth = float(sizes.sum() ** 2 / np.square(sizes).sum())
     x, tail = float(values.mean()) * worth, (1 - CONFIDENCE) / 2
     low = float(betaincinv(x, worth - x + 1, tail)) if x > 0 else 0.0
@@ -271,7 +271,7 @@ def overkill_and_escape(
     if math.isnan(threshold):
         raise SettingsError("the decision threshold is NaN")
     values, defective = checked_scores(scores, labels)
-    members = _groups(groups, len(values))
+    members = group_members(groups, len(values))
     rejected = values > threshold
     bad = int(np.count_nonzero(defective))
     good = len(values) - bad
@@ -299,7 +299,7 @@ def _bins_of(probabilities: NDArray[np.float64], bins: int) -> NDArray[np.int64]
     return np.minimum(np.searchsorted(edges, probabilities, "right") - 1, bins - 1)
 
 
-def _groups(groups: ArrayLike | None, count: int) -> NDArray[np.int64]:
+def group_members(groups: ArrayLike | None, count: int) -> NDArray[np.int64]:
     """(n,) the numbers of groups, from 0 on without gaps; DataError where they are not n."""
     if groups is None:
         return np.arange(count)

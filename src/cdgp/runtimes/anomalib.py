@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from cdgp.decision import Decision
 from cdgp.method.graph import InferenceGraph
-from cdgp.runtimes.base import INPUT, Array, require_package
+from cdgp.runtimes.base import INPUT, Array
+from cdgp.runtimes.onnx import OnnxRuntime
+from cdgp.runtimes.openvino import compiled_for
 
 
 class AnomalibOutputs(NamedTuple):
@@ -123,12 +125,9 @@ def runner(written: Any) -> Callable[[Array], Sequence[Array]]:
     """What runs a written graph, an ``onnx.ModelProto`` or an ``openvino.Model``."""
     names = AnomalibOutputs._fields
     if hasattr(written, "SerializeToString"):
-        session = require_package("onnxruntime").InferenceSession(
-            written.SerializeToString(), providers=["CPUExecutionProvider"]
-        )
+        session = OnnxRuntime(written.SerializeToString()).session
         return lambda images: session.run(list(names), {INPUT: images})
-    options = {"INFERENCE_PRECISION_HINT": "f32"}
-    compiled = require_package("openvino").Core().compile_model(written, "CPU", options)
+    compiled = compiled_for(written, written.input(0).get_partial_shape(), threads=None)
 
     def run(images: Array) -> Sequence[Array]:
         results = compiled({INPUT: images})

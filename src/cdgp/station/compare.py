@@ -13,7 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from cdgp.errors import DataError, SettingsError
 from cdgp.metrics.ranking import Measure, checked_scores, image_auroc
-from cdgp.metrics.reliability import Interval, false_reject_threshold, rate_interval
+from cdgp.metrics.reliability import (
+    Interval,
+    false_reject_threshold,
+    group_members,
+    rate_interval,
+)
 from cdgp.metrics.resampling import (
     Array,
     Difference,
@@ -140,7 +145,7 @@ def choose_thresholds(
         )
     values, defective = checked_scores(scores, labels)
     good = values[~defective]
-    members = _numbers(groups, len(values))[~defective]
+    members = group_members(groups, len(values))[~defective]
     reject = false_reject_threshold(good, max_false_rejects, members)
     doubt = false_reject_threshold(good, max_doubts, members)
     # The bound is on scores above the threshold: one that equals it is accepted.
@@ -169,7 +174,7 @@ def outcome(
     known = [None] * len(values) if labels is None else list(labels)
     if len(known) != len(values):
         raise DataError(f"{len(values)} scores but {len(known)} labels")
-    decisions, members = _decisions(values, policy), _numbers(groups, len(values))
+    decisions, members = _decisions(values, policy), group_members(groups, len(values))
     every = np.ones(len(values), dtype=np.bool_)
     good, bad = (np.array([label is side for label in known], np.bool_) for side in (False, True))
     return Outcome(
@@ -209,7 +214,7 @@ def compare(
     after, _ = checked_scores(candidate.scores, labels, images)
     if not len(images) == len(before) > 0:
         raise DataError(f"{len(images)} images but {len(before)} scores; at least one is needed")
-    members = _numbers(groups, len(before))
+    members = group_members(groups, len(before))
     weights = group_draws(members.tolist(), seed=seed)
     every = np.ones(len(before), dtype=np.bool_)
     first, second = _decisions(before, live.policy), _decisions(after, candidate.policy)
@@ -261,14 +266,3 @@ def _share(events: Bools, among: Bools, members: NDArray[np.int64]) -> Share:
 
 def _decisions(scores: Array, policy: Policy) -> NDArray[np.str_]:
     return np.array([policy.decide(score) for score in scores.tolist()], dtype=np.str_)
-
-
-def _numbers(groups: ArrayLike | None, count: int) -> NDArray[np.int64]:
-    """(n,) the numbers of groups, from 0 on without gaps."""
-    if groups is None:
-        return np.arange(count)
-    members = np.asarray(groups)
-    if members.shape != (count,):
-        raise DataError(f"{count} scores but groups of shape {members.shape}")
-    found: NDArray[np.int64] = np.unique(members, return_inverse=True)[1].reshape(-1)
-    return found

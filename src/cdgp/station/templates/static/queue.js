@@ -260,7 +260,7 @@ function pageKey(key) {
 /* --- what begins it --- */
 
 document.addEventListener("keydown", (event) => {
-  const typing = event.target.closest("input, select, textarea, dialog");
+  const typing = event.target.closest("input, select, textarea, dialog[open]");
   const onButton = event.target.closest("button, a") && (event.key === "Enter" || event.key === " ");
   if (typing || onButton || event.ctrlKey || event.metaKey || event.altKey) return;
   const key = event.key === "X" && event.shiftKey ? "X" : event.key.length === 1 ? event.key.toLowerCase() : event.key;

@@ -6,7 +6,7 @@ bilinearly with antialiasing. Before anything is written, the runtime that the f
 real images beside torch, in batches of 1, 3 and 5.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,23 +28,27 @@ from cdgp.files import digest, subsample_evenly
 from cdgp.locks import one_writer
 from cdgp.method.graph import InferenceGraph
 from cdgp.method.network import Outputs
+from cdgp.method.windows import cut, places
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import Settings, size_problem
 from cdgp.progress import Progress
 from cdgp.run_folder import BEST, MANIFEST, check_one_run, check_writable, model_file, run_id_of
-from cdgp.runtimes import EXPORTED, INPUT, open_exported, require_package
+from cdgp.runtimes import EXPORTED, INPUT, Runtime, open_exported, require_package
 from cdgp.runtimes.anomalib import AnomalibGraph, AnomalibOutputs, Difference, difference, runner
 from cdgp.runtimes.base import Array
-from cdgp.runtimes.card import FOREIGN, card_of, to_metadata
+from cdgp.runtimes.card import FOREIGN, SECOND, VERSION, card_of, to_metadata
 from cdgp.runtimes.onnx import OnnxRuntime
 from cdgp.runtimes.openvino import OpenVinoRuntime
 from cdgp.runtimes.parity import Parity, compare
-from cdgp.runtimes.torch import TorchRuntime
+from cdgp.runtimes.sealed import SEAL, read_exported
+from cdgp.runtimes.tiled import EVIDENCE, TiledExport, Tiling, outputs_path
+from cdgp.runtimes.torch import TiledRuntime, TorchRuntime
 from cdgp.runtimes.writers import (
     anomalib_to_onnx,
     quantised,
     save_onnx,
     save_openvino,
+    tiled_to_onnx,
     to_onnx,
     to_openvino,
 )
@@ -59,6 +63,7 @@ BATCHES = (1, 3, 5)
 PARITY_IMAGES = 50
 """At most so many images are compared."""
 RESIZE = "bilinear with antialiasing, the aspect not kept"
+WINDOWS = "none; windows of the image, see tiling"
 QUANTISATION_IMAGES = 300
 """At most so many images set the ranges of an INT8 graph."""
 
@@ -185,42 +190,79 @@ def _export(
     model: Path, options: ExportOptions, progress: Progress, images: Sequence[Path]
 ) -> Exported:
     source = read_source(model, images)
-    check_encoder(source.model, options)
+    check_model(source.model, options)
     resized = with_input_size(source.model, options.input_size)
     if options.defect_rate is not None:
         resized = resized._replace(decision=resized.decision.at(options.defect_rate))
-    reference = TorchRuntime(resized, torch.device("cpu"))
+    whole = TorchRuntime(resized, torch.device("cpu"))
+    size, free = resized.settings.input_size, options.input_size == "free"
     with progress.phase("Export", 1) as advance:
-        size, free = resized.settings.input_size, options.input_size == "free"
-        graph = reference.graph if free else reference.graph.at_size(size)
-        proto = to_onnx(graph, size, free, options.opset)
+        graph = whole.graph if free else whole.graph.at_size(size)
+        if resized.settings.tile:
+            written = [*tiled_to_onnx(graph, size, options.opset)]
+        else:
+            written = [to_onnx(graph, size, free, options.opset)]
         advance()
     read = partial(network_input, settings=resized.settings)
-    runtime: OnnxRuntime | OpenVinoRuntime
-    if options.target == "onnx":
-        runtime = OnnxRuntime(proto.SerializeToString())
-    else:
-        network = to_openvino(proto, options.opset)
+    if options.target == "openvino":
+        written = [to_openvino(proto, options.opset) for proto in written]
         if options.int8:
-            network = quantised(network, source.fitted, read, progress)
-        runtime = OpenVinoRuntime(network)
-    with progress.phase("Comparing with torch", len(source.compared) * len(BATCHES)) as advance:
+            fitted = partial(_middle_window, read=read, window=size, graph=graph)
+            written[0] = quantised(written[0], source.fitted, fitted, progress)
+    runtime, tiling = _runtime_of(written, options.target, resized, graph)
+    # Images that are cut into windows keep their own sizes, and run one by one.
+    reference = TiledRuntime(whole, size) if tiling else whole
+    batches = (1,) if tiling else BATCHES
+    with progress.phase("Comparing with torch", len(source.compared) * len(batches)) as advance:
         inputs = map(read, source.compared)
-        parity = compare(reference, runtime, inputs, resized, BATCHES, advance)
+        parity = compare(reference, runtime, inputs, resized, batches, advance)
     if not options.int8:
         check_parity(parity, options.out, runtime.name)
     exported = Exported(runtime.name, parity, _aurocs(parity, source.defective, runtime.name))
-    written = runtime.model if isinstance(runtime, OpenVinoRuntime) else proto
     if options.flavour:
-        written, flavoured = _flavoured(resized, graph, options, source.compared, progress)
-        exported = exported._replace(flavoured=flavoured)
+        flavoured_graph, flavoured = _flavoured(resized, graph, options, source.compared, progress)
+        written, exported = [flavoured_graph], exported._replace(flavoured=flavoured)
+    save = save_openvino if options.target == "openvino" else save_onnx
     about = describe(exported, options, resized, source.path)
+    if tiling:  # first, so that the file that names it is whole
+        second = outputs_path(options.out)
+        save(written[1], {"format": SECOND, "version": str(VERSION)}, second)
+        seal = read_exported(second).metadata[SEAL]
+        about["tiling"] = tiling._replace(outputs_sha256=seal)._asdict()
     metadata = to_metadata(card_of(resized)._replace(export=about))
     if options.flavour:
         metadata["format"] = FOREIGN + options.flavour
-    save = save_openvino if options.target == "openvino" else save_onnx
-    save(written, metadata, options.out)
+    save(written[0], metadata, options.out)
     return exported
+
+
+def _runtime_of(
+    written: Sequence[Any], target: str, model: Model, graph: InferenceGraph
+) -> tuple[Runtime, Tiling | None]:
+    """What runs the graphs of a file, and how it is tiled."""
+    parts: list[OnnxRuntime | OpenVinoRuntime] = [
+        OnnxRuntime(one.SerializeToString())
+        if target == "onnx"
+        else OpenVinoRuntime(one, any_size=one is not written[0])
+        for one in written
+    ]
+    if not model.settings.tile:
+        return parts[0], None
+    evidence = graph.evidence
+    tiling = Tiling(
+        model.settings.input_size, tuple(evidence.teacher.strides), evidence.sharpness,
+        evidence.image_evidence,
+    )  # fmt: skip
+    return TiledExport(parts[0], parts[1], tiling), tiling
+
+
+def _middle_window(
+    image: Path, read: Callable[[Path], Array], window: tuple[int, int], graph: InferenceGraph
+) -> Array:
+    """(3, h, w) of an image that is cut into windows; all of one that is not."""
+    whole = read(image)
+    possible = places(whole.shape[1:], window, graph.evidence.teacher.strides)
+    return cut(whole, possible[len(possible) // 2], window)
 
 
 def _flavoured(
@@ -289,9 +331,19 @@ def check_options(options: ExportOptions) -> None:
     check_writable(out, out.parent)
 
 
-def check_encoder(model: Model, options: ExportOptions) -> None:
-    """Check what an encoder allows: its sizes, and what has to be convolutional; see ``export``."""
+def check_model(model: Model, options: ExportOptions) -> None:
+    """Check what a model allows: sizes, what has to be convolutional, windows; see ``export``."""
     size, name = options.input_size, model.settings.backbone.name
+    if model.settings.tile:
+        if size or options.flavour:
+            raise SettingsError(
+                "the model was trained with --tile, and cuts images of any size into windows of "
+                "the size that it was trained with: leave --input-size and --flavour out"
+            )
+        second = outputs_path(options.out)
+        for path in (second, second.with_suffix(".bin")):
+            if path.exists() and not options.overwrite:
+                raise OutputError(f"{path}: exists; choose another --out or give --overwrite")
     problem = size_problem(size, name) if isinstance(size, tuple) else None
     if problem:
         raise SettingsError(f"--input-size {problem}")
@@ -315,11 +367,6 @@ def read_source(path: Path, images: Sequence[Path] = ()) -> Source:
         if not place.exists():
             raise DataError(f"--images {place}: no such file or folder")
     model = artifact.load(path)
-    if model.settings.tile:
-        raise SettingsError(
-            f"{path}: was trained with --tile, and only torch cuts and blends windows; train "
-            "without --tile to export"
-        )
     if images:
         search = Search(images, None)
         found = [file for place in images for file in walk_images(place, search)]
@@ -364,8 +411,11 @@ def with_input_size(model: Model, size: InputSize) -> Model:
 
 
 def network_input(image: Path, settings: Settings) -> Array:
-    """An image file as input of a network, (3, H, W) float32 RGB in [0, 1]."""
+    """An image file as input of a network, (3, H, W) float32 RGB in [0, 1]; of its own size where
+    it is cut into windows."""
     pixels = read_image(image, settings.data.white_level, settings.data.first_page)
+    if settings.tile:
+        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
     return to_input(pixels, settings.input_size)
 
 
@@ -397,7 +447,8 @@ def describe(
     """The record in an exported file: its input and outputs, its parity, its origin."""
     free = options.input_size == "free" or options.flavour
     sides = ("height", "width") if free else model.settings.input_size
-    flavoured = exported.flavoured
+    flavoured, tile = exported.flavoured, model.settings.tile
+    names = AnomalibOutputs._fields if flavoured else (EVIDENCE,) if tile else Outputs._fields
     packages = ("torch", "onnx", exported.runtime)
     return {
         "runtime": exported.runtime,
@@ -408,9 +459,9 @@ def describe(
             "shape": ["batch", 3, *sides],
             "range": [0, 1],
             "channels": "RGB",
-            "resize": "in the graph" if flavoured else RESIZE,
+            "resize": "in the graph" if flavoured else WINDOWS if tile else RESIZE,
         },
-        "outputs": list(AnomalibOutputs._fields if flavoured else Outputs._fields),
+        "outputs": list(names),
         "classes": ["good", "defective"],
         "score": {
             "kind": model.calibration.image.score_kind,

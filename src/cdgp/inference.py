@@ -134,13 +134,15 @@ class Detector:
         """
         import torch  # an exported file needs neither
 
-        from cdgp.runtimes.torch import TorchRuntime
+        from cdgp.runtimes.torch import TiledRuntime, TorchRuntime
 
         device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         # A faster precision or mode is used only if training compared it with float32 on a GPU.
         checked = device.type == "cuda" and "inference" in model.provenance
         chosen = model.settings.inference if checked else None
-        return cls(card_of(model), TorchRuntime(model, device, chosen), model)
+        whole = TorchRuntime(model, device, chosen)
+        tile, window = model.settings.tile, model.settings.input_size
+        return cls(card_of(model), TiledRuntime(whole, window) if tile else whole, model)
 
     @property
     def model(self) -> "artifact.Model":
@@ -265,7 +267,7 @@ class Detector:
         """The second part: the network's answer for each image, (1, h, w), as one batch."""
         with memory_errors(", ".join(image.name for image in images)):
             if self.settings.tile:
-                found = [self._run_tiled(image.input) for image in images]
+                found = [self.runtime.run(image.input[None]) for image in images]
             else:
                 found = self.runtime.run(np.stack([image.input for image in images])).split()
         for image, outputs in zip(images, found, strict=True):
@@ -295,15 +297,6 @@ class Detector:
                 score_kind=self.score_kind,
                 rests_on=self.rests_on,
             )
-
-    def _run_tiled(self, image: NDArray[np.float32]) -> Outputs:
-        from cdgp.runtimes.torch import TorchRuntime
-
-        if not isinstance(self.runtime, TorchRuntime):
-            raise ModelFileError(
-                "an exported model cannot cut images into windows; load model.safetensors"
-            )
-        return self.runtime.run_tiled(image, self.settings.input_size)
 
 
 class Prepared(NamedTuple):

@@ -24,7 +24,7 @@ from cdgp.artifact import Model
 from cdgp.data.images import to_input
 from cdgp.data.manifest import Manifest
 from cdgp.decision import Decision
-from cdgp.errors import DataError, ModelFileError, OutputError, SettingsError
+from cdgp.errors import DataError, ModelFileError, OutputError
 from cdgp.export import TARGETS, TOLERANCE, ExportOptions
 from cdgp.files import digest
 from cdgp.method.calibration import fit_image_evidence
@@ -236,14 +236,6 @@ def test_either_file_of_openvino_is_replaced_only_when_asked(tmp_path: Path, nam
     with pytest.raises(OutputError, match=name):
         export.check_options(options)
     export.check_options(replace(options, overwrite=True))
-
-
-def test_tiled_models_stay_in_torch(tiny_run: Run, tmp_path: Path) -> None:
-    model = tiny_run.detector.model
-    tiled = model._replace(settings=model.settings.model_copy(update={"tile": True}))
-    artifact.save(tmp_path / "model.safetensors", tiled)
-    with pytest.raises(SettingsError, match="--tile"):
-        export.read_source(tmp_path)
 
 
 def test_a_table_without_fit_images_is_not_compared_on(

@@ -19,12 +19,9 @@ from cdgp.method.distance import NormalDistance
 from cdgp.method.gp import DualGP
 from cdgp.method.losses import log_mean_exp, top_mean
 from cdgp.method.resize import upsample
-from cdgp.method.score import image_logit, image_score
+from cdgp.method.score import PEAK, image_logit, image_score
 from cdgp.method.student import ReverseStudent, residual_map, residuals
 from cdgp.method.tokens import TokenProjection
-
-PEAK = 100
-"""The largest hundredth of a map's positions stands for an image."""
 
 
 class Evidence(NamedTuple):

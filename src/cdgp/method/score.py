@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit
+from scipy.special import expit, logsumexp
 
 BALANCED = 0.5
 """The defect rate that the logistic is fitted at: both classes count the same."""
+PEAK = 100
+"""The largest hundredth of a map's positions stands for an image."""
 KNEE = 2.0
 """Beyond about so many interquartile ranges of good images an entry counts by its logarithm."""
 TIED = 0.01
@@ -56,6 +58,18 @@ class ImageCalibrator(NamedTuple):
     def rests_on_one(self) -> bool:
         """Whether a class has a single part: then no digit of a probability is certain."""
         return 1 in (self.good_groups, self.defective_groups)
+
+
+def pool_maps(
+    maps: NDArray[np.float32], sharpness: float, image_evidence: str
+) -> NDArray[np.float32]:
+    """``network.pool`` of one image: maps (M, h, w), dominance, if any, and residual, to (1, F)."""
+    *tuned, residual = maps.reshape(len(maps), -1).astype(np.float64)
+    found = [(logsumexp(sharpness * m) - math.log(m.size)) / sharpness for m in tuned]
+    if image_evidence == "all" or not tuned:
+        share = (residual.size + PEAK - 1) // PEAK
+        found.append(np.partition(residual, -share)[-share:].mean())
+    return np.array([found], np.float32)
 
 
 def image_logit(pooled: Any, calibrator: ImageCalibrator) -> Any:

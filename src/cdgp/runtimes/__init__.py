@@ -6,11 +6,13 @@ What else a prediction needs is the ``Card``. Optional packages are imported whe
 
 from pathlib import Path
 
+from cdgp.errors import ModelFileError
 from cdgp.runtimes.base import INPUT, Runtime, check_signature, require_package
-from cdgp.runtimes.card import Card, check_version, from_metadata
+from cdgp.runtimes.card import SECOND, Card, check_version, from_metadata
 from cdgp.runtimes.onnx import OnnxRuntime
 from cdgp.runtimes.openvino import OpenVinoRuntime
-from cdgp.runtimes.sealed import check_seal, read_exported
+from cdgp.runtimes.sealed import SEAL, check_seal, read_exported
+from cdgp.runtimes.tiled import EVIDENCE, TiledExport, Tiling, outputs_path
 
 __all__ = ["EXPORTED", "INPUT", "Runtime", "open_exported", "require_package"]
 
@@ -30,7 +32,8 @@ def open_exported(path: Path, threads: int | None = None) -> tuple[Card, Runtime
 
     Raises:
         ModelFileError: no such file, damaged, not exported by this tool, or by another version; an
-            ``.xml`` beside the ``.bin`` of another export; a graph that its card does not fit.
+            ``.xml`` beside the ``.bin`` of another export; a graph that its card does not fit; a
+            tiled export without its second file, or beside that of another.
         SettingsError: the runtime is not installed.
     """
     exported = read_exported(path)
@@ -38,5 +41,29 @@ def open_exported(path: Path, threads: int | None = None) -> tuple[Card, Runtime
     check_seal(exported)
     card = from_metadata(exported.metadata, str(path))
     runtime = EXPORTED[path.suffix.lower()](exported, threads)
-    check_signature(*runtime.signature(), card.settings.input_size, str(path))
-    return card, runtime
+    size, source = card.settings.input_size, str(path)
+    if not card.settings.tile:
+        check_signature(*runtime.signature(), size, source)
+        return card, runtime
+    check_signature(*runtime.signature(), size, source, {EVIDENCE: 4})
+    return card, TiledExport(runtime, *_second(path, card, threads))
+
+
+def _second(
+    path: Path, card: Card, threads: int | None
+) -> tuple[OnnxRuntime | OpenVinoRuntime, Tiling]:
+    """What runs the second file of a tiled export, and how it is tiled."""
+    try:
+        tiling = Tiling(**card.export["tiling"])
+    except (KeyError, TypeError) as error:
+        raise ModelFileError(f"{path}: does not say how it is tiled; export again") from error
+    second = read_exported(outputs_path(path))
+    check_seal(second)
+    if (second.metadata.get("format"), second.metadata[SEAL]) != (SECOND, tiling.outputs_sha256):
+        raise ModelFileError(
+            f"{path}: {second.path.name} belongs to another export; copy all files of one export "
+            "together"
+        )
+    if path.suffix.lower() == ".xml":
+        return OpenVinoRuntime(second, threads, any_size=True), tiling
+    return OnnxRuntime(second, threads), tiling

@@ -57,7 +57,10 @@ class Runtime(Protocol):
     name: str
 
     def run(self, images: Array) -> Outputs:
-        """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores."""
+        """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores.
+
+        One image of any size, where the model cuts images into windows.
+        """
         ...
 
 
@@ -129,6 +132,7 @@ def check_signature(
     outputs: Mapping[str, tuple[str, Shape]],
     size: tuple[int, int],
     source: str,
+    expected_ranks: Mapping[str, int] = OUTPUT_RANKS,
 ) -> None:
     """Raise ModelFileError where a graph is not one that takes and gives what is expected.
 
@@ -137,6 +141,7 @@ def check_signature(
         outputs: the same, in the graph's order.
         size: (height, width) that its card names.
         source: of the graph, for the message.
+        expected_ranks: numbers of dimensions of the outputs, in their order.
     """
     found = next(iter(inputs.values()), ("nothing", ()))
     sides = tuple(
@@ -150,9 +155,9 @@ def check_signature(
         )
     ranks = {name: len(shape) for name, (_, shape) in outputs.items()}
     others = [kind for kind, _ in outputs.values() if kind != "float32"]
-    if list(ranks.items()) != list(OUTPUT_RANKS.items()) or others:
+    if list(ranks.items()) != list(expected_ranks.items()) or others:
         raise ModelFileError(
-            f"{source}: gives {dict(outputs)} where {', '.join(OUTPUT_RANKS)}, all float32, are "
+            f"{source}: gives {dict(outputs)} where {', '.join(expected_ranks)}, all float32, are "
             "expected; export again"
         )
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # the model holds networks, and this is read where there is n
 FORMAT = "cdgp-export"
 FOREIGN = f"{FORMAT}-for-"
 """Before the name of another library, the format of a file for its inferencers alone."""
+SECOND = f"{FORMAT}-outputs"
+"""The format of the second file of a tiled export, which has no card."""
 VERSION = 4
 KEYS = ("format", "version", "settings", "decision", "image", "provenance", "export", "seen")
 """What the card takes of a file's metadata, each a text; all but the first two and the last are
@@ -74,6 +76,10 @@ def check_version(metadata: Mapping[str, str], source: str) -> None:
         raise ModelFileError(
             f"{source}: was exported for {found.removeprefix(FOREIGN)}, which runs it; export the "
             "model without --flavour to run it here"
+        )
+    if found == SECOND:
+        raise ModelFileError(
+            f"{source}: is the second file of a tiled export; give the one beside it"
         )
     if found != FORMAT:
         raise ModelFileError(f"{source}: not exported by this tool; make it with cdgp export")

@@ -1,5 +1,6 @@
 """An exported ``.onnx`` file under onnxruntime."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,8 +56,12 @@ class OnnxRuntime:
 
     def run(self, images: Array) -> Outputs:
         """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores."""
-        given = {INPUT: np.ascontiguousarray(images)}
-        return Outputs(*self.session.run(list(Outputs._fields), given))
+        return Outputs(*self.call({INPUT: images}, Outputs._fields))
+
+    def call(self, inputs: Mapping[str, Array], names: Sequence[str]) -> list[Array]:
+        """The outputs of some names, for inputs by their names."""
+        given = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        return [*self.session.run(list(names), given)]
 
 
 def _signature(arguments: Any) -> dict[str, tuple[str, Shape]]:

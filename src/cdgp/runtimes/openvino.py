@@ -1,6 +1,7 @@
 """An exported ``.xml`` file, with its ``.bin``, under OpenVINO."""
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ class Plan(NamedTuple):
     """A graph compiled for inputs of one shape."""
 
     shape: Any
+    """None where it is compiled for all of them."""
     compiled: Any
     idle: list[Any]
     """Its infer requests that no thread uses. A request runs one input at a time."""
@@ -31,12 +33,13 @@ class Plan(NamedTuple):
 class OpenVinoRuntime:
     """An OpenVINO graph, or an exported file, on the CPU; safe in threads.
 
-    Arguments and errors as ``OnnxRuntime``; the graph is an ``openvino.Model``.
+    Arguments and errors as ``OnnxRuntime``; the graph is an ``openvino.Model``, with ``any_size``
+    compiled once for inputs of all shapes.
     """
 
     name = "openvino"
 
-    def __init__(self, source: Any, threads: int | None = None) -> None:
+    def __init__(self, source: Any, threads: int | None = None, any_size: bool = False) -> None:
         openvino = require_package("openvino")
         self.threads = threads
         self._running: list[int] = []
@@ -45,8 +48,10 @@ class OpenVinoRuntime:
             self.model = source
             if isinstance(source, Exported):
                 self.model = openvino.Core().read_model(source.content, source.weights)
-            shape = self.model.input(0).get_partial_shape()
-            shape[0] = 1
+            shape = None
+            if not any_size:
+                shape = self.model.input(0).get_partial_shape()
+                shape[0] = 1
             self.plan = self._planned(shape)
         except (RuntimeError, IndexError) as error:  # IndexError: the graph has no input
             raise ModelFileError(
@@ -58,7 +63,11 @@ class OpenVinoRuntime:
         return _signature(self.model.inputs), _signature(self.model.outputs)
 
     def run(self, images: Array) -> Outputs:
-        """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores.
+        """(B, 3, H, W) float32 RGB in [0, 1] to maps and scores; errors as ``call``."""
+        return Outputs(*self.call({INPUT: images}, Outputs._fields))
+
+    def call(self, inputs: Mapping[str, Array], names: Sequence[str]) -> list[Array]:
+        """The outputs of some names, for inputs by their names.
 
         Raises:
             SettingsError: in a child that was forked while another thread ran, whose locks would
@@ -72,22 +81,24 @@ class OpenVinoRuntime:
             )
         self._running.append(process)
         try:
-            return self._infer(images)
+            return self._infer(inputs, names)
         finally:
             self._running.remove(process)
 
-    def _infer(self, images: Array) -> Outputs:
-        array = np.ascontiguousarray(images)
-        shape = require_package("openvino").PartialShape(list(array.shape))
+    def _infer(self, inputs: Mapping[str, Array], names: Sequence[str]) -> list[Array]:
+        given = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
         plan = self.plan  # another thread may replace it meanwhile
-        if plan.shape != shape:
-            plan = self.plan = self._planned(shape)
+        if plan.shape is not None:
+            first = next(iter(given.values()))
+            shape = require_package("openvino").PartialShape(list(first.shape))
+            if plan.shape != shape:
+                plan = self.plan = self._planned(shape)
         try:
             request = plan.idle.pop()
         except IndexError:
             request = plan.compiled.create_infer_request()
-        results = request.infer({INPUT: array}, share_inputs=True)
-        outputs = Outputs(*(np.array(results[name]) for name in Outputs._fields))
+        results = request.infer(given, share_inputs=True)
+        outputs = [np.array(results[name]) for name in names]
         plan.idle.append(request)
         return outputs
 
@@ -98,7 +109,7 @@ class OpenVinoRuntime:
 
 
 def compiled_for(model: Any, shape: Any, threads: int | None) -> Any:
-    """An ``openvino.CompiledModel`` of a model for inputs of one shape.
+    """An ``openvino.CompiledModel`` of a model for inputs of one shape, of all where it is None.
 
     With a fixed shape, OpenVINO plans its memory ahead and merges more operations: a run takes a
     tenth less, for a fifth of a second once.
@@ -109,7 +120,8 @@ def compiled_for(model: Any, shape: Any, threads: int | None) -> Any:
         streams = max(1, cores() // threads)
         options |= {"NUM_STREAMS": streams, "INFERENCE_NUM_THREADS": threads * streams}
     fixed = model.clone()  # the model itself is what is saved, and keeps its free batch size
-    fixed.reshape(shape)
+    if shape is not None:
+        fixed.reshape(shape)
     return require_package("openvino").Core().compile_model(fixed, "CPU", options)
 
 

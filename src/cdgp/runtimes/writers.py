@@ -16,11 +16,14 @@ from cdgp.errors import ModelFileError, OutputError
 from cdgp.files import atomic_write
 from cdgp.method.graph import InferenceGraph
 from cdgp.method.network import Outputs
+from cdgp.method.tiles import BandGraph, WindowGraph
+from cdgp.method.windows import Band
 from cdgp.progress import Progress
 from cdgp.runtimes.anomalib import AnomalibGraph, AnomalibOutputs
 from cdgp.runtimes.base import INPUT, Array, require_package
 from cdgp.runtimes.card import FORMAT
 from cdgp.runtimes.sealed import SEAL, UNSEALED, sealed
+from cdgp.runtimes.tiled import EVIDENCE, POOLED
 
 T = TypeVar("T")
 
@@ -45,28 +48,55 @@ def to_onnx(graph: InferenceGraph, size: tuple[int, int], free: bool, opset: int
     # A batch of one would be fixed at one, and equal free sides would become one free size.
     height, width = size
     example = torch.rand(2, 3, height, width + (stride if height == width else 0))
-    return _written(graph, example, dims, Outputs._fields, opset)
+    return _written(graph, {INPUT: (example, dims)}, Outputs._fields, opset)
+
+
+def tiled_to_onnx(graph: InferenceGraph, window: tuple[int, int], opset: int) -> tuple[Any, Any]:
+    """Both graphs of ``runtimes.tiled`` as ``onnx.ModelProto``; errors as ``to_onnx``.
+
+    Args:
+        graph: to write.
+        window: (height, width).
+        opset: ONNX operator set.
+    """
+    example = torch.rand(2, 3, *window)
+    maps = 1 + (graph.evidence.head is not None)
+    pooled = torch.rand(1, len(graph.outputs.calibration.image.centre))
+    free = {n: torch.export.Dim(name) for n, name in {1: "rows", 2: "columns"}.items()}
+    first = _written(
+        WindowGraph(graph.evidence), {INPUT: (example, {0: torch.export.Dim("batch")})},
+        [EVIDENCE], opset,
+    )  # fmt: skip
+    second = _written(
+        BandGraph(graph.outputs, graph.evidence.teacher.strides[0]),
+        {EVIDENCE: (torch.rand(maps, 20, 30), free), POOLED: (pooled, {})},
+        Band._fields, opset,
+    )  # fmt: skip
+    return first, second
 
 
 def anomalib_to_onnx(graph: AnomalibGraph, opset: int) -> Any:
     """The graph as an ``onnx.ModelProto``, free in the number of images and in their size; errors
     as ``to_onnx``."""
     free = {n: torch.export.Dim(name) for n, name in {0: "batch", 2: "height", 3: "width"}.items()}
-    return _written(graph, torch.rand(2, 3, 50, 70), free, AnomalibOutputs._fields, opset)
+    inputs = {INPUT: (torch.rand(2, 3, 50, 70), free)}
+    return _written(graph, inputs, AnomalibOutputs._fields, opset)
 
 
 def _written(
     graph: nn.Module,
-    example: torch.Tensor,
-    dims: Mapping[int, Any],
+    inputs: Mapping[str, tuple[torch.Tensor, Mapping[int, Any]]],
     names: Sequence[str],
     opset: int,
 ) -> Any:
+    """``inputs`` are an example and the free dimensions of each, by name."""
+    examples = tuple(example for example, _ in inputs.values())
+    shapes = tuple(dict(free) for _, free in inputs.values())
     try:
         with warnings.catch_warnings(), torch.no_grad(), _quiet_packages():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
-                graph, (example,), dynamo=True, dynamic_shapes=(dict(dims),), input_names=[INPUT],
+                graph, examples, dynamo=True, dynamic_shapes=shapes, input_names=list(inputs),
                 output_names=list(names), opset_version=opset, verbose=False,
             )  # fmt: skip
     except Exception as error:  # the exporter has no error class of its own

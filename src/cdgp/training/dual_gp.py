@@ -23,8 +23,8 @@ from cdgp.method.losses import (
     mil_loss,
     normalised_evidence,
 )
-from cdgp.method.tiles import batches, cut, places, windows
 from cdgp.method.tokens import ImplicitTokens, TokenProjection
+from cdgp.method.windows import batches, cut, places, windows
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import DualGPSettings, Settings
 from cdgp.training.context import TrainingContext
@@ -247,8 +247,8 @@ def hardest_windows(
         whole = dataset.input(index)
         possible = places(whole.shape[1:], dataset.size, training.encoder.strides)
         largest = torch.cat([
-            token_margins(training, images).amax(1)
-            for images in batches(cut(whole, place, dataset.size) for place in possible)
+            token_margins(training, torch.stack(some)).amax(1)
+            for some in batches(cut(whole, place, dataset.size) for place in possible)
         ])  # fmt: skip
         found.append(cut(whole, possible[int(largest.argmax())], dataset.size))
     return torch.stack(found)
@@ -330,8 +330,8 @@ def separation_of(dataset: WeakDataset, training: DualGPTraining) -> float:
     pooled = []
     for index in chosen:
         margins = [
-            token_margins(training, images).flatten()
-            for images in batches(
+            token_margins(training, torch.stack(some)).flatten()
+            for some in batches(
                 windows(dataset.input(index), dataset.size, training.encoder.strides)
             )
         ]

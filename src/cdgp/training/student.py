@@ -11,7 +11,7 @@ from cdgp.method.backbone import Encoder
 from cdgp.method.build import new_student, pretrained_encoder, seeded
 from cdgp.method.fold import fold_batch_norms
 from cdgp.method.student import ReverseStudent, corrupt, reconstruction_loss, residuals
-from cdgp.method.tiles import Place, Strides, cut, places
+from cdgp.method.windows import Place, Strides, cut, places
 from cdgp.presets import Settings, StudentSettings
 from cdgp.training.context import TrainingContext
 from cdgp.training.convolutions import fast_convolutions

@@ -27,11 +27,10 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
 import cdgp
 from cdgp.files import write_text
-from cdgp.method import tiles
+from cdgp.method import tiles, windows
 from cdgp.method.backbone import STRIDES
 from cdgp.method.calibration import fuse
 from cdgp.method.network import Evidence
@@ -83,13 +82,14 @@ def image_of(size: tuple[int, int], seed: int, defective: bool) -> np.ndarray:
     return plant_defect(image, rng)[0] if defective else image
 
 
-def cut_off(length: int, side: int, strides: tiles.Strides = STRIDES) -> Tensor:
-    """Weights as ``tiles.weights`` gives them, without blending: the heaviest window has all."""
-    whole = torch.zeros_like(blend := TRUE_WEIGHTS(length, side, strides))
-    return whole.scatter(0, blend.argmax(0, keepdim=True), 1.0)
+def cut_off(length: int, side: int, strides: windows.Strides = STRIDES) -> windows.Array:
+    """Weights as ``windows.weights`` gives them, without blending: the heaviest window has all."""
+    blend = TRUE_WEIGHTS(length, side, strides)
+    heaviest: windows.Array = (np.arange(len(blend))[:, None] == blend.argmax(0)).astype(np.float32)
+    return heaviest
 
 
-TRUE_WEIGHTS = tiles.weights
+TRUE_WEIGHTS = windows.weights
 
 
 @torch.inference_mode()
@@ -111,11 +111,11 @@ def seams() -> None:
         image = torch.from_numpy(image_of(size, index, index % 2 == 1)).permute(2, 0, 1)
         whole = graph.evidence(image[None].contiguous(memory_format=torch.channels_last))
         for name, weights in (("blended", TRUE_WEIGHTS), ("cut_off", cut_off)):
-            tiles.weights = weights
+            windows.weights = weights
             found = tiles.tiled_evidence(graph.evidence, image, WINDOW)
             rows[name].append(fused(found) - fused(whole))
             pooled[name].append(float(found.pooled - whole.pooled))
-    tiles.weights = TRUE_WEIGHTS
+    windows.weights = TRUE_WEIGHTS
     keep("seams", {
         "size": list(size), "window": list(WINDOW), "pictures": IMAGES, "near": NEAR,
         **{name: differences(np.array(maps), np.array(pooled[name]), size)

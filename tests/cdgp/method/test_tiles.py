@@ -1,8 +1,10 @@
 """Large images: windows against loops written out, and training and prediction by them."""
 
 import math
+import shutil
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import replace
+from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,17 +23,19 @@ import cdgp
 from cdgp import artifact, inference
 from cdgp.cli.main import app
 from cdgp.data.manifest import Manifest
-from cdgp.errors import ModelFileError, SettingsError
+from cdgp.errors import ModelFileError, OutputError, SettingsError
+from cdgp.export import ExportOptions, export
 from cdgp.inference import Detector, load
-from cdgp.method import tiles
+from cdgp.method import tiles, windows
 from cdgp.method.backbone import STRIDES
 from cdgp.method.build import new_pair, new_projection, pretrained_encoder, seeded
-from cdgp.method.network import Evidence
-from cdgp.method.score import image_score
+from cdgp.method.network import Evidence, pool
+from cdgp.method.score import image_score, pool_maps
 from cdgp.metrics.ranking import Measure
 from cdgp.presets import Settings, settings_from_json
 from cdgp.progress import Quiet
-from cdgp.runtimes.torch import TorchRuntime
+from cdgp.runtimes.tiled import outputs_path
+from cdgp.runtimes.torch import TiledRuntime, TorchRuntime
 from cdgp.training import calibrate, dual_gp, loop, student
 from cdgp.training.calibrate import CalibrationEvidence, fit_calibration
 from cdgp.training.context import new_context, shared_parts, stage_key
@@ -64,8 +68,8 @@ def tiled_settings(**changes: object) -> Settings:
 
 @pytest.mark.parametrize(("side", "strides"), SIDES)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_windows_cover_a_length(length: int, side: int, strides: tiles.Strides) -> None:
-    starts, grid = tiles.starts(length, side, strides), 2 * strides[2]
+def test_windows_cover_a_length(length: int, side: int, strides: windows.Strides) -> None:
+    starts, grid = windows.starts(length, side, strides), 2 * strides[2]
     assert starts[0] == 0
     assert all(start % grid == 0 for start in starts)
     assert starts == sorted(set(starts))
@@ -81,10 +85,10 @@ def test_windows_cover_a_length(length: int, side: int, strides: tiles.Strides) 
 @pytest.mark.parametrize(("side", "strides"), SIDES)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_weights_are_distances_from_the_nearest_edge(
-    length: int, side: int, strides: tiles.Strides
+    length: int, side: int, strides: windows.Strides
 ) -> None:
-    starts = tiles.starts(length, side, strides)
-    found = tiles.weights(length, side, strides).numpy()
+    starts = windows.starts(length, side, strides)
+    found = windows.weights(length, side, strides)
     expected = np.zeros_like(found, dtype=np.float64)
     for row, start in enumerate(starts):
         for cell in range(found.shape[1]):
@@ -97,10 +101,10 @@ def test_weights_are_distances_from_the_nearest_edge(
 
 
 def test_two_windows_fade_linearly() -> None:
-    first, second = tiles.weights(96, 64, STRIDES)  # they begin at 0 and 32
-    fading = torch.cat([torch.ones(8), (7.5 - torch.arange(8)) / 8, torch.zeros(8)])
-    torch.testing.assert_close(first, fading)
-    torch.testing.assert_close(second, 1 - fading)
+    first, second = windows.weights(96, 64, STRIDES)  # they begin at 0 and 32
+    fading = np.concatenate([np.ones(8), (7.5 - np.arange(8)) / 8, np.zeros(8)])
+    np.testing.assert_allclose(first, fading, atol=1e-6)
+    np.testing.assert_allclose(second, 1 - fading, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [(8, 20), (20, 30), (64, 64), (65, 200), (150, 97), (256, 131)])
@@ -108,29 +112,29 @@ def test_windows_are_those_of_the_image_and_its_mirror_image(size: tuple[int, in
     image = np.random.default_rng(0).random((*size, 3), dtype=np.float32)
     padded = np.pad(image, ((0, 128), (0, 128), (0, 0)), mode="reflect")
     whole = torch.from_numpy(image).permute(2, 0, 1)
-    corners = tiles.places(size, WINDOW, STRIDES)
-    found = list(tiles.windows(whole, WINDOW, STRIDES))
+    corners = windows.places(size, WINDOW, STRIDES)
+    found = list(windows.windows(whole, WINDOW, STRIDES))
     assert len(found) == len(corners)
     for (y, x), window in zip(corners, found, strict=True):
         expected = padded[y : y + 64, x : x + 64].transpose(2, 0, 1)
         np.testing.assert_array_equal(window.numpy(), expected)
-    stacked = list(tiles.batches(iter(found)))
-    assert all(len(batch) <= tiles.BATCH for batch in stacked)
-    assert torch.equal(torch.cat(stacked), torch.stack(found))
+    stacked = list(windows.batches(iter(found)))
+    assert all(len(batch) <= windows.BATCH for batch in stacked)
+    assert all(torch.equal(a, b) for a, b in zip(chain(*stacked), found, strict=True))
 
 
 @pytest.mark.parametrize("size", [(20, 30), (64, 64), (70, 210), (150, 97)])
 def test_blending_against_a_loop(size: tuple[int, int]) -> None:
     """Random parts; every position is the weighted mean over the windows that hold it."""
-    corners = tiles.places(size, WINDOW, STRIDES)
-    parts = torch.randn(len(corners), 2, 16, 16, generator=torch.Generator().manual_seed(0))
-    found = tiles.blended(parts, size, WINDOW, STRIDES)
+    corners = windows.places(size, WINDOW, STRIDES)
+    parts = np.random.default_rng(0).standard_normal((len(corners), 2, 16, 16), np.float32)
+    found = windows.blended(parts, size, WINDOW, STRIDES)
     height, width = (math.ceil(side / 4) for side in size)
     assert found.shape == (2, height, width)
     for i in range(height):
         for j in range(width):
             total, weight = np.zeros(2), 0.0
-            for (y, x), part in zip(corners, parts.numpy(), strict=True):
+            for (y, x), part in zip(corners, parts, strict=True):
                 a, b = i - y // 4, j - x // 4
                 if 0 <= a < 16 and 0 <= b < 16:
                     w = min(a + 0.5, 15.5 - a) * min(b + 0.5, 15.5 - b)
@@ -144,7 +148,7 @@ class Means(nn.Module):
     sharpness = 8.0
     image_evidence = "all"
 
-    def __init__(self, strides: tiles.Strides) -> None:
+    def __init__(self, strides: windows.Strides) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(2.0))
         self.teacher = SimpleNamespace(strides=strides)
@@ -156,7 +160,7 @@ class Means(nn.Module):
 
 @pytest.mark.parametrize(("window", "strides", "size"), SIZES)
 def test_evidence_without_context_is_that_of_the_whole_image(
-    window: tuple[int, int], strides: tiles.Strides, size: tuple[int, int]
+    window: tuple[int, int], strides: windows.Strides, size: tuple[int, int]
 ) -> None:
     cell = strides[0]
     image = np.random.default_rng(1).random((*size, 3), dtype=np.float32)
@@ -181,8 +185,8 @@ def tiled_run(surfaces: Manifest, tmp_path_factory: pytest.TempPathFactory) -> R
 
 
 def torch_of(detector: Detector) -> TorchRuntime:
-    assert isinstance(detector.runtime, TorchRuntime)
-    return detector.runtime
+    assert isinstance(detector.runtime, TiledRuntime)
+    return detector.runtime.runtime
 
 
 @pytest.mark.parametrize("size", [(96, 80), (97, 133), (40, 200), (8, 8), (64, 64)])
@@ -201,7 +205,7 @@ def test_bands_give_what_the_whole_map_gives(
         torch.tensor([[0.3, 0.4]]),
     )
     whole = graph.outputs(evidence, (4 * rows, 4 * columns))
-    monkeypatch.setattr(tiles, "BAND", band)
+    monkeypatch.setattr(windows, "BAND", band)
     found = tiles.outputs_of(graph, evidence, size)
     for a, b, atol in zip(found[:3], whole[:3], (1e-2, 1e-2, 1e-4), strict=True):
         # The surprisal climbs by log 2 between two entries of its table at the end of the tail.
@@ -327,14 +331,14 @@ def test_student_is_shown_one_window_of_each_good_image(surfaces: Manifest) -> N
         generator = seeded(0, "windows", step)
         images, shown = student.drawn_windows(dataset, [0, 1, 2], generator, STRIDES)
         for one, (index, place) in zip(images, shown, strict=True):
-            assert torch.equal(one, tiles.cut(dataset.input(index), place, WINDOW))
+            assert torch.equal(one, windows.cut(dataset.input(index), place, WINDOW))
         return images
 
     assert torch.equal(drawn(1), drawn(1))
     seen: list[set[int]] = [set(), set(), set()]
     for step in range(40):
         for index, window in enumerate(drawn(step)):
-            all_of_it = tiles.windows(dataset.input(index), WINDOW, STRIDES)
+            all_of_it = windows.windows(dataset.input(index), WINDOW, STRIDES)
             (place,) = [i for i, one in enumerate(all_of_it) if torch.equal(one, window)]
             seen[index].add(place)
     assert seen == [{0, 1, 2, 3}] * 3
@@ -359,7 +363,7 @@ def test_separation_pools_all_windows(surfaces: Manifest, monkeypatch: pytest.Mo
         dual_gp.separation_of(dataset, training)
         expected = []
         for index in [*dataset.indices(False), *dataset.indices(True)]:
-            images = torch.stack(list(tiles.windows(dataset.input(index), WINDOW, STRIDES)))
+            images = torch.stack(list(windows.windows(dataset.input(index), WINDOW, STRIDES)))
             margins = dual_gp.token_margins(training, images).double().numpy()
             expected.append((logsumexp(8 * margins) - np.log(margins.size)) / 8)
     np.testing.assert_allclose(seen[0], expected, atol=1e-5)
@@ -385,7 +389,7 @@ def test_inducing_tokens_come_from_all_windows(
     encoder.eval()
     with torch.inference_mode():
         for number, index in enumerate(both.indices(False)):
-            for place, image in enumerate(tiles.windows(both.input(index), WINDOW, STRIDES)):
+            for place, image in enumerate(windows.windows(both.input(index), WINDOW, STRIDES)):
                 grid = projection(encoder(encoder.normalise(image[None]))).flatten(0, 2)
                 taken = held[0][20 * number + 5 * place :][:5]
                 assert float((taken @ grid.T).amax(1).min()) > 1 - 1e-4
@@ -470,17 +474,76 @@ def test_a_plan_with_tiles_is_refused(tmp_path: Path) -> None:
     assert not read_plan(str(plan)).settings["tile"]
 
 
-def test_exported_models_do_not_tile(tiled_run: Run) -> None:
-    class Exported:
-        name = "exported"
+def test_image_evidence_without_torch_is_that_of_the_network() -> None:
+    maps = np.random.default_rng(0).standard_normal((2, 17, 31)).astype(np.float32)
+    dominance, residual = torch.from_numpy(maps)[:, None]
+    for evidence in ("all", "dominance"):
+        expected = pool(dominance, residual, None, 8.0, evidence)
+        np.testing.assert_allclose(pool_maps(maps, 8.0, evidence), expected, atol=1e-6)
+    alone = pool(None, residual, None, 8.0, "all")
+    np.testing.assert_allclose(pool_maps(maps[1:], 8.0, "all"), alone, atol=1e-6)
 
-    detector = Detector(tiled_run.detector.card, Exported())  # type: ignore[arg-type]
-    with pytest.raises(ModelFileError, match=r"load model\.safetensors"):
-        detector.predict(np.zeros((64, 64), np.uint8))
 
-
-def test_export_is_refused(tiled_run: Run, tmp_path: Path) -> None:
+@pytest.fixture(scope="module", params=["a.onnx", "a.xml"])
+def exported(
+    request: pytest.FixtureRequest, tiled_run: Run, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     assert tiled_run.folder is not None
-    arguments = ["export", str(tiled_run.folder), "--to", "onnx", "--out", str(tmp_path / "a.onnx")]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 2 and "trained with --tile" in result.output
+    out: Path = tmp_path_factory.mktemp("exported") / request.param
+    target = {".onnx": "onnx", ".xml": "openvino"}[out.suffix]
+    export(tiled_run.folder, ExportOptions(target, out), Quiet())
+    return out
+
+
+@pytest.mark.parametrize("size", [(300, 212), (97, 133), (64, 64), (30, 90)])
+def test_an_exported_file_tiles_as_torch_does(
+    tiled_run: Run, exported: Path, size: tuple[int, int]
+) -> None:
+    image = make_surface(size, np.random.default_rng(3))
+    found, expected = load(exported).predict(image), tiled_run.detector.predict(image)
+    assert found.pred_score == pytest.approx(expected.pred_score, abs=1e-4)
+    # The surprisal climbs by log 2 between two entries of its table at the end of the tail.
+    off = np.abs(found.surprisal - expected.surprisal)
+    assert off.mean() < 1e-3 and off.max() < 0.05
+    assert found.anomaly_map.shape == size
+
+
+def test_an_exported_file_takes_bands(
+    tiled_run: Run, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detector, image = load(exported), make_surface((150, 70), np.random.default_rng(4))
+    whole = detector.predict(image)
+    monkeypatch.setattr(windows, "BAND", 7)
+    banded = detector.predict(image)
+    np.testing.assert_allclose(banded.surprisal, whole.surprisal, atol=0.02)
+    assert banded.pred_score == whole.pred_score
+
+
+def test_both_files_of_a_tiled_export_belong_together(
+    tiled_run: Run, exported: Path, tmp_path: Path
+) -> None:
+    for file in exported.parent.iterdir():
+        if file.stem == "a" or file.suffix == ".bin":
+            shutil.copy(file, tmp_path)
+    alone, second = tmp_path / exported.name, outputs_path(exported)
+    with pytest.raises(ModelFileError, match="no such model file"):
+        load(alone)
+    other = tmp_path / "other" / exported.name
+    shutil.copytree(exported.parent, other.parent)
+    rewritten = second.read_bytes().replace(b"cdgp-export-outputs", b"cdgp-export-another")
+    (tmp_path / second.name).write_bytes(rewritten)
+    with pytest.raises(ModelFileError, match=r"changed since|belongs to another"):
+        load(alone)
+    with pytest.raises(ModelFileError, match="second file of a tiled export"):
+        load(outputs_path(other))
+
+
+def test_what_a_tiled_export_refuses(tiled_run: Run, tmp_path: Path) -> None:
+    assert tiled_run.folder is not None
+    options = ExportOptions("onnx", tmp_path / "a.onnx")
+    for change in ({"input_size": (96, 96)}, {"flavour": "anomalib"}):
+        with pytest.raises(SettingsError, match="trained with --tile"):
+            export(tiled_run.folder, replace(options, **change), Quiet())
+    (tmp_path / "a.outputs.onnx").write_text("mine")
+    with pytest.raises(OutputError, match=r"a\.outputs\.onnx: exists"):
+        export(tiled_run.folder, options, Quiet())

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.helpers import ROOT, SHARED
 
 import cdgp
 from cdgp.errors import SettingsError
-from cdgp.runtimes.base import Array, Outputs
+from cdgp.runtimes.base import Array
 from cdgp.runtimes.openvino import OpenVinoRuntime
 from cdgp.runtimes.sealed import read_exported
 from cdgp.runtimes.torch import TorchRuntime
@@ -150,13 +151,13 @@ def test_openvino_is_not_used_where_a_fork_met_a_run(exported: dict[str, Path]) 
     image, seen = np.zeros((1, 3, 64, 64), np.float32), []
     infer = runtime._infer
 
-    def forked(images: Array) -> Outputs:
+    def forked(inputs: Mapping[str, Array], names: Sequence[str]) -> list[Array]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("os.getpid", lambda: -1)
             with pytest.raises(SettingsError, match="forked while another thread predicted"):
                 runtime.run(image)
-        seen.append(images)
-        return infer(images)
+        seen.append(inputs)
+        return infer(inputs, names)
 
     runtime._infer = forked  # type: ignore[method-assign]
     runtime.run(image)

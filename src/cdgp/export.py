@@ -20,7 +20,7 @@ import torch
 
 from cdgp import artifact
 from cdgp.artifact import Model
-from cdgp.data.images import read_image, to_input
+from cdgp.data.images import network_input, read_image
 from cdgp.data.manifest import Manifest, read_csv
 from cdgp.data.walk import Search, tell, walk_images
 from cdgp.errors import CdgpError, DataError, ModelFileError, OutputError, SettingsError
@@ -30,7 +30,7 @@ from cdgp.method.graph import InferenceGraph
 from cdgp.method.network import Outputs
 from cdgp.method.windows import cut, places
 from cdgp.metrics.ranking import image_auroc
-from cdgp.presets import Settings, size_problem
+from cdgp.presets import size_problem
 from cdgp.progress import Progress
 from cdgp.run_folder import BEST, MANIFEST, check_one_run, check_writable, model_file, run_id_of
 from cdgp.runtimes import EXPORTED, INPUT, Runtime, open_exported, require_package
@@ -40,8 +40,8 @@ from cdgp.runtimes.card import FOREIGN, SECOND, VERSION, card_of, to_metadata
 from cdgp.runtimes.onnx import OnnxRuntime
 from cdgp.runtimes.openvino import OpenVinoRuntime
 from cdgp.runtimes.parity import Parity, compare
-from cdgp.runtimes.sealed import SEAL, read_exported
-from cdgp.runtimes.tiled import EVIDENCE, TiledExport, Tiling, outputs_path
+from cdgp.runtimes.sealed import SEAL, outputs_path, read_exported
+from cdgp.runtimes.tiled import EVIDENCE, TiledExport, Tiling
 from cdgp.runtimes.torch import TiledRuntime, TorchRuntime
 from cdgp.runtimes.writers import (
     anomalib_to_onnx,
@@ -203,7 +203,10 @@ def _export(
         else:
             written = [to_onnx(graph, size, free, options.opset)]
         advance()
-    read = partial(network_input, settings=resized.settings)
+
+    def read(image: Path) -> Array:
+        return network_input(image, resized.settings)[0]
+
     if options.target == "openvino":
         written = [to_openvino(proto, options.opset) for proto in written]
         if options.int8:
@@ -408,15 +411,6 @@ def with_input_size(model: Model, size: InputSize) -> Model:
     )
     settings = model.settings.model_copy(update={"input_size": size})
     return model._replace(settings=settings, decision=decision)
-
-
-def network_input(image: Path, settings: Settings) -> Array:
-    """An image file as input of a network, (3, H, W) float32 RGB in [0, 1]; of its own size where
-    it is cut into windows."""
-    pixels = read_image(image, settings.data.white_level, settings.data.first_page)
-    if settings.tile:
-        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
-    return to_input(pixels, settings.input_size)
 
 
 def check_parity(parity: Parity, out: Path, runtime: str) -> None:

@@ -2,11 +2,14 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+AHEAD = 4
+"""Pieces that ``read_ahead`` has begun."""
 
 
 def in_order(
@@ -29,3 +32,9 @@ def in_order(
     finally:
         for piece in begun:
             piece.cancel()
+
+
+def read_ahead(read: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """``read(item)`` for each item, in order: one thread reads the next few while one is used."""
+    with ThreadPoolExecutor(1) as pool:
+        yield from in_order(pool, read, items, lambda: AHEAD)

@@ -12,6 +12,7 @@ from cdgp.cli.common import bars, handle_errors, say, warn
 
 if TYPE_CHECKING:
     from cdgp_bench.plan import Plan
+    from cdgp_bench.run import Engine
 
 
 @handle_errors
@@ -32,6 +33,14 @@ def benchmark(
     weights: Annotated[
         Path | None, typer.Option(help="Backbone weights, a .safetensors file; the preset's own.")
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="Compute several rows at the same time on Ray: on the cluster at HOST:PORT, or "
+            "where nothing follows, at RAY_ADDRESS or else on this machine.",
+            metavar="[ADDRESS]",
+        ),
+    ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="Name the ready plans.")] = False,
     quiet: Annotated[
         bool, typer.Option(help="Nothing but errors and where the results are.")
@@ -40,7 +49,8 @@ def benchmark(
     """Run methods, controls and sweeps over data sets; render the tables and figures.
 
     Finished rows stay: the same command goes on where it was stopped, and renders again. Plans
-    name their data by the environment variable CDGP_DATA.
+    name their data by the environment variable CDGP_DATA. With --ray several rows are computed at
+    the same time; set OMP_NUM_THREADS to the threads of each.
 
     Examples:
 
@@ -49,6 +59,8 @@ def benchmark(
       CDGP_DATA=/data cdgp benchmark paper-visa --out runs/visa
 
       cdgp benchmark my_plan.toml
+
+      OMP_NUM_THREADS=1 cdgp benchmark my_plan.toml --ray
     """
     from cdgp_bench.page import render
     from cdgp_bench.rows import run_name
@@ -62,7 +74,7 @@ def benchmark(
     lines = (lambda line: None) if quiet else say
     place = Place(folder, checkpoints or folder / "checkpoints", bars(quiet), lines)
     with held(folder):
-        outcome = run_plan(chosen, place, known)
+        outcome = run_plan(chosen, place, known, _engine(ray))
         page = render(chosen, outcome.rows, outcome.costs, folder, outcome.failed)
     say(f"tables and figures: {page}")
     for row in outcome.failed:
@@ -90,6 +102,17 @@ def _chosen_plan(name: str, weights: Path | None, show_list: bool) -> "Plan | No
         return plan
     changes = merged(plan.settings, {"backbone": {"weights": str(weights)}})
     return plan.model_copy(update={"settings": changes})
+
+
+def _engine(address: str | None) -> "Engine":
+    """What computes the rows: this process, or Ray where an address is given, or an empty one."""
+    from cdgp_bench.run import one_by_one
+
+    if address is None:
+        return one_by_one
+    from cdgp_bench.on_ray import on_ray
+
+    return on_ray(address)
 
 
 def _row_files(reuse: list[Path]) -> list[Path]:

@@ -89,12 +89,13 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def finished_line(row: Row, seconds: float) -> str:
+def finished_line(row: Row) -> str:
     """One line about a finished run."""
     if row["status"] != "ok":
         return f"{run_name(row)}: {row['status'].upper()}: {row['reason']}"
     values = " ".join(
         f"{key} {'–' if row[key] is None else f'{100 * row[key]:.1f}'}" for key in METRICS
     )
+    seconds = row.get("seconds", 0) + row.get("evaluation_seconds", 0)
     how = "taken over" if "computed_as" in row else f"{seconds:.0f} s"
     return f"{run_name(row)}: {values} ({how})"

@@ -4,10 +4,11 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from cdgp.errors import CdgpError, OutputError
 from cdgp.method.build import pretrained_encoder
@@ -63,10 +64,29 @@ class Place(NamedTuple):
     """Takes lines about the data and about each finished run."""
 
 
-def run_plan(plan: Plan, place: Place, reuse: Sequence[Path] = ()) -> Outcome:
+class Task(NamedTuple):
+    """A run whose row has to be computed, and its images."""
+
+    run: Run
+    prepared: Prepared
+
+
+Engine: TypeAlias = Callable[[Sequence[Task], Plan, Place], Iterator[tuple[Run, Row]]]
+"""Computes the rows of tasks, in any order."""
+
+
+def one_by_one(tasks: Sequence[Task], plan: Plan, place: Place) -> Iterator[tuple[Run, Row]]:
+    """The rows of tasks, computed by this process."""
+    for run, prepared in tasks:
+        yield run, computed(run, prepared, plan, place)
+
+
+def run_plan(
+    plan: Plan, place: Place, reuse: Sequence[Path] = (), engine: Engine = one_by_one
+) -> Outcome:
     """Compute the rows that are missing; a run that fails does not stop the others.
 
-    The caller holds ``place.out``, see ``held``.
+    The caller holds ``place.out``, see ``held``. Examples and costs are always of this process.
 
     Raises:
         DataError: images that cannot be used, before anything is trained.
@@ -76,7 +96,7 @@ def run_plan(plan: Plan, place: Place, reuse: Sequence[Path] = ()) -> Outcome:
         # Weights that cannot be had are an error now, not one in every run.
         pretrained_encoder(plan.settings_of(name, Variant("", plan.methods[0]), 0))
     prepared = prepare_all(plan, place.out, place.progress, place.say)
-    rows = compute_rows(plan, prepared, place, reuse)
+    rows = compute_rows(plan, prepared, place, reuse, engine)
     failed = [row for row in rows if row["status"] == "failed"]
     failed += save_examples(plan, prepared, place)
     costs = measure_costs(plan, prepared, place)
@@ -100,7 +120,11 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def compute_rows(
-    plan: Plan, prepared: Mapping[SplitKey, Prepared], place: Place, reuse: Sequence[Path]
+    plan: Plan,
+    prepared: Mapping[SplitKey, Prepared],
+    place: Place,
+    reuse: Sequence[Path],
+    engine: Engine = one_by_one,
 ) -> list[Row]:
     """The row of every run: read from its file, taken from another file, or computed."""
     runs = plan_runs(plan, {key[:2] for key in prepared})
@@ -111,27 +135,41 @@ def compute_rows(
     by_name = {identity_of(row): row for row in rows}
     known = [row for other in reuse for row in read_rows(other)] + rows
     by_hash = {hash_of(row): row for row in known if row["status"] == "ok"}
-    todo = [r for r in runs if by_name.get(r.identity, {}).get("status") != "ok"]
+    missing = [r for r in runs if by_name.get(r.identity, {}).get("status") != "ok"]
+    # Runs of one hash give one row: the first is computed, and the others take it over.
+    equal = defaultdict(list)
+    for run in missing:
+        equal[hashes[run.identity]].append(run)
+    tasks = [Task(r[0], prepared[r[0].split_key]) for h, r in equal.items() if h not in by_hash]
+    new: list[Run] = []
     started = time.monotonic()
-    with place.progress.phase("Benchmark", len(runs), len(runs) - len(todo)) as advance:
-        for number, run in enumerate(todo, start=1):
-            split, wanted = prepared[run.split_key], hashes[run.identity]
-            same = by_hash.get(wanted)
-            began = time.monotonic()
-            row = identity(run, plan) | split.facts()
-            if same is not None:
-                row = same | row | {"computed_as": same.get("computed_as") or run_name(same)}
-            else:
-                row |= computed(run, split, plan, place)
-            row |= dict(zip(HASHES, wanted, strict=True))
-            by_name[run.identity] = row
-            if row["status"] == "ok":
-                by_hash[wanted] = row
-            write_rows(path, by_name.values())
-            left = (time.monotonic() - started) / number * (len(todo) - number)
-            count = f"[{len(runs) - len(todo) + number}/{len(runs)}, {left / 60:.0f} min left]"
-            place.say(f"{count} {finished_line(row, time.monotonic() - began)}")
+    with place.progress.phase("Benchmark", len(runs), len(runs) - len(missing)) as advance:
+
+        def finished(run: Run, row: Row) -> None:
+            wanted = hashes[run.identity]
+            named = identity(run, plan) | prepared[run.split_key].facts()
+            hashed = dict(zip(HASHES, wanted, strict=True))
+            by_name[run.identity] = named | row | named | hashed
+            new.append(run)
+            order = [r.identity for r in runs if r.identity in by_name]
+            others = [name for name in by_name if name not in hashes]
+            write_rows(path, [by_name[name] for name in (*others, *order)])
+            left = (time.monotonic() - started) / len(new) * (len(missing) - len(new))
+            there = len(runs) - len(missing) + len(new)
+            count = f"[{there}/{len(runs)}, {left / 60:.0f} min left]"
+            place.say(f"{count} {finished_line(by_name[run.identity])}")
             advance(f"{run.dataset} {run.variant.method}")
+
+        def take_over(run: Run, row: Row) -> None:
+            finished(run, row | {"computed_as": row.get("computed_as") or run_name(row)})
+
+        for wanted, same in equal.items():
+            for run in same if wanted in by_hash else ():
+                take_over(run, by_hash[wanted])
+        for run, row in engine(tasks, plan, place):
+            finished(run, row)
+            for other in equal[hashes[run.identity]][1:]:
+                take_over(other, by_name[run.identity])
     return [by_name[run.identity] for run in runs]
 
 

@@ -21,7 +21,7 @@ from torch.nn import Conv2d
 import cdgp
 from cdgp import artifact, export
 from cdgp.artifact import Model
-from cdgp.data.images import to_input
+from cdgp.data.images import network_input, to_input
 from cdgp.data.manifest import Manifest
 from cdgp.decision import Decision
 from cdgp.errors import DataError, ModelFileError, OutputError
@@ -104,7 +104,7 @@ def test_models_with_other_branches(
     run.mkdir()
     shutil.copy(folder(tiny_run) / "manifest.csv", run)
     good = [sample.image for sample in tiny_run.manifest.of("calibration") if not sample.defective]
-    inputs = [export.network_input(path, model.settings) for path in good]
+    inputs = [network_input(path, model.settings)[0] for path in good]
     if kind == "paper":
         model = as_in_the_paper(model)
     else:

@@ -16,7 +16,7 @@ import cdgp
 from cdgp import streaming
 from cdgp.errors import ImageError, OutputError, SettingsError
 from cdgp.inference import Detector, Prediction, Prepared
-from cdgp.prefetch import in_order
+from cdgp.prefetch import AHEAD, in_order, read_ahead
 from cdgp.runtimes.base import Outputs
 from cdgp.streaming import Threads, stream
 from cdgp.workflows import Run
@@ -181,3 +181,21 @@ def test_in_order_gives_all_in_order_and_raises_in_place() -> None:
             next(found)
         assert list(in_order(pool, work, range(7), lambda: 1)) == [-i for i in range(7)]
         assert not list(in_order(pool, work, [], lambda: 3))
+
+
+def test_reading_ahead_keeps_the_order_stays_bounded_and_raises_in_place() -> None:
+    begun: list[int] = []
+
+    def read(i: int) -> int:
+        begun.append(i)
+        if i == 7:
+            raise ValueError("seven")
+        return -i
+
+    found = read_ahead(read, range(100))
+    for i in range(7):
+        assert next(found) == -i
+        assert max(begun) <= i + AHEAD
+    with pytest.raises(ValueError, match="seven"):
+        next(found)
+    assert max(begun) <= 7 + AHEAD

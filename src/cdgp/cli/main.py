@@ -70,7 +70,7 @@ def add_further(app: typer.Typer, name: str, summary: str) -> None:
             pretty_exceptions_enable=False,
             context_settings=HELP,
         )
-        own.command(name)(found[name].load())
+        own.command(name, cls=WithAddress)(found[name].load())
         code = own(context.args, prog_name=f"cdgp {name}", standalone_mode=False)
         raise typer.Exit(code or 0)
 

@@ -47,6 +47,7 @@ from cdgp.errors import DataError, Interrupted, ModelFileError, OutputError
 from cdgp.prefetch import in_order
 from cdgp.progress import Advance, Progress, Quiet
 from cdgp.runtimes.base import require_package
+from cdgp.runtimes.sealed import files_of
 from cdgp.streaming import Threads
 
 JOB = "_job.json"
@@ -189,11 +190,8 @@ def read_model(path: Path, defect_rate: float | None) -> Model:
         ModelFileError: it cannot be read.
     """
     file = run_folder.model_file(path)
-    beside = file.with_suffix(".bin")
     try:
-        files = {file.name: file.read_bytes()}
-        if file.suffix.lower() == ".xml" and beside.is_file():
-            files[beside.name] = beside.read_bytes()
+        files = {part.name: part.read_bytes() for part in files_of(file)}
     except OSError as error:
         raise ModelFileError(
             f"{file}: cannot be read: {error.strerror}; give a trained model, its run's folder, or "

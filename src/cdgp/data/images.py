@@ -20,6 +20,7 @@ from cdgp.data import colours
 from cdgp.data.decode import decode, image_errors, read_header
 from cdgp.data.resize import resize_image
 from cdgp.errors import ImageError, SettingsError
+from cdgp.presets import Settings
 
 MIN_SIDE = 8
 """The least width and height, in pixels, of an image that can be scored."""
@@ -367,6 +368,23 @@ def to_input(image: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.fl
         CHW float32 RGB in [0, 1], of `size`.
     """
     return resize_image(image, size).clip(0, 1)
+
+
+def network_input(path: Path, settings: Settings) -> tuple[NDArray[np.float32], tuple[int, int]]:
+    """An image file as the network takes it, and its own (height, width).
+
+    Returns:
+        (3, H, W) float32 RGB in [0, 1]: at the input size, or the image's own where it is cut into
+        windows.
+
+    Raises:
+        ImageError: it cannot be read.
+    """
+    pixels = read_image(path, settings.data.white_level, settings.data.first_page)
+    native = (pixels.shape[0], pixels.shape[1])
+    if settings.tile:
+        return np.ascontiguousarray(pixels.transpose(2, 0, 1)), native
+    return to_input(pixels, settings.input_size), native
 
 
 def _unit(values: NDArray[Any], full: float) -> NDArray[np.float32]:

@@ -11,8 +11,8 @@ from cdgp.runtimes.base import INPUT, Runtime, check_signature, require_package
 from cdgp.runtimes.card import SECOND, Card, check_version, from_metadata
 from cdgp.runtimes.onnx import OnnxRuntime
 from cdgp.runtimes.openvino import OpenVinoRuntime
-from cdgp.runtimes.sealed import SEAL, check_seal, read_exported
-from cdgp.runtimes.tiled import EVIDENCE, TiledExport, Tiling, outputs_path
+from cdgp.runtimes.sealed import SEAL, check_seal, outputs_path, read_exported
+from cdgp.runtimes.tiled import EVIDENCE, TiledExport, Tiling
 
 __all__ = ["EXPORTED", "INPUT", "Runtime", "open_exported", "require_package"]
 

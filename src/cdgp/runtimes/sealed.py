@@ -83,6 +83,22 @@ def read_exported(path: Path) -> Exported:
         ) from error
 
 
+def files_of(path: Path) -> list[Path]:
+    """A model file and all that belongs to it: an .xml's .bin, the second graph of a tiled export.
+
+    Only those that exist, but for the model file itself.
+    """
+    second = outputs_path(path)
+    beside = [path.with_suffix(".bin"), second, second.with_suffix(".bin")]
+    kinds = {".onnx": [second], ".xml": beside}.get(path.suffix.lower(), [])
+    return [path, *(file for file in kinds if file.is_file())]
+
+
+def outputs_path(path: Path) -> Path:
+    """Where the second graph of a tiled export lies, see ``tiled``."""
+    return path.with_name(f"{path.stem}.outputs{path.suffix}")
+
+
 def xml_metadata(content: bytes) -> dict[str, str]:
     """The entries that this tool wrote into an OpenVINO .xml."""
     entries = ElementTree.fromstring(content).iterfind(f"rt_info/{FORMAT}/*")

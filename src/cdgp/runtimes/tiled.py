@@ -6,7 +6,6 @@ image's evidence and gives the calibrated result. With OpenVINO either is an ``.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -36,11 +35,6 @@ class Tiling(NamedTuple):
     """Which maps are pooled, see ``network.pool``."""
     outputs_sha256: str = ""
     """The seal of the file of the second graph."""
-
-
-def outputs_path(path: Path) -> Path:
-    """Where the second graph of an exported file lies."""
-    return path.with_name(f"{path.stem}.outputs{path.suffix}")
 
 
 class TiledExport:

@@ -22,6 +22,7 @@ from cdgp.method.graph import EvidenceGraph
 from cdgp.method.network import Evidence, peak
 from cdgp.method.resize import upsample
 from cdgp.method.tiles import tiled_evidence
+from cdgp.prefetch import read_ahead
 from cdgp.presets import Settings
 from cdgp.progress import Progress
 from cdgp.training.dataset import WeakDataset
@@ -51,8 +52,8 @@ def collect_evidence(
     device, cell = next(graph.parameters()).device, graph.teacher.strides[0]
     evidence, sizes = [], []
     with progress.phase("Calibration", len(dataset)) as advance:
-        for index in range(len(dataset)):
-            image, size = dataset.input(index), dataset.size
+        for image in read_ahead(dataset.input, range(len(dataset))):
+            size = dataset.size
             if dataset.tile:
                 found = tiled_evidence(graph, image, size)
                 size = (cell * found.residual.shape[1], cell * found.residual.shape[2])

@@ -15,16 +15,19 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from filelock import FileLock
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from cdgp.data.images import read_image, to_input
+from cdgp.data.images import network_input, to_input
 from cdgp.data.manifest import WeakSplit
 from cdgp.files import atomic_write, write_text
+from cdgp.locks import LOCK
 from cdgp.method.calibration import Calibration
 from cdgp.method.graph import EvidenceGraph, InferenceGraph, OutputGraph
 from cdgp.method.network import Evidence
 from cdgp.method.score import BALANCED, image_score
+from cdgp.prefetch import read_ahead
 from cdgp.presets import Settings
 from cdgp.progress import Progress
 from cdgp.training.calibrate import CalibrationEvidence, fit_calibration
@@ -63,16 +66,30 @@ def train(
     progress: Progress,
     control: Control | None = None,
 ) -> TrainedNetwork:
-    """All branches, each stage trained once for all settings that share it."""
+    """All branches, each stage trained once for all settings that share it.
+
+    Another process that trains the same stage is waited for.
+    """
     keys = keys_of(data, settings, control)
-    context = new_context(checkpoints / f"dual_gp-{keys.dual_gp[:16]}", None, progress)
-    of_student = replace(context, checkpoints=checkpoints / f"student-{keys.student[:16]}")
-    found = train_network(
-        data, settings, new_inputs(settings),
-        StagePlace(context, keys.dual_gp), StagePlace(of_student, keys.student),
-        None if control is None else lambda: new_control(control, settings),
-    )  # fmt: skip
+    dual, student = (
+        checkpoints / f"{stage}-{key[:16]}"
+        for stage, key in (("dual_gp", keys.dual_gp), ("student", keys.student))
+    )
+    context = new_context(dual, None, progress)
+    of_student = replace(context, checkpoints=student)
+    with held_stage(dual), held_stage(student):
+        found = train_network(
+            data, settings, new_inputs(settings),
+            StagePlace(context, keys.dual_gp), StagePlace(of_student, keys.student),
+            None if control is None else lambda: new_control(control, settings),
+        )  # fmt: skip
     return found._replace(network=found.network.to(context.fabric.device))
+
+
+def held_stage(folder: Path) -> FileLock:
+    """A lock on the folder of a stage, which other processes wait for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder / LOCK)
 
 
 class StoredEvidence(NamedTuple):
@@ -138,9 +155,9 @@ def write_evidence(
     pooled, sizes, branches = [], [], list[bool]()
     with atomic_write(maps) as temporary, progress.phase(name, len(paths)) as advance:
         store: NDArray[np.float32] | None = None
-        for index, path in enumerate(paths):
-            image = read_image(path, settings.data.white_level, settings.data.first_page)
-            batch = torch.from_numpy(to_input(image, settings.input_size))[None].to(device)
+        read = read_ahead(lambda path: network_input(path, settings), paths)
+        for index, (image, native) in enumerate(read):
+            batch = torch.from_numpy(image)[None].to(device)
             found = graph(batch.contiguous(memory_format=torch.channels_last))
             values = torch.cat([m for m in found.maps if m is not None]).cpu()
             if store is None:
@@ -149,7 +166,7 @@ def write_evidence(
                 store = open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
             store[index] = values
             pooled.append(found.pooled[0].tolist())
-            sizes.append([int(side) for side in image.shape[:2]])
+            sizes.append([*native])
             advance()
         del store  # on disk now
     # Last: it says that the maps are whole.

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cdgp.data.images import read_image, to_input
+from cdgp.data.images import network_input
 from cdgp.data.manifest import WeakSplit
 from cdgp.method.backbone import Encoder
+from cdgp.prefetch import read_ahead
 from cdgp.presets import Settings
 from cdgp.progress import Progress
 from cdgp.training.context import new_context, shared_parts, stage_key
@@ -72,11 +73,9 @@ def fitted_network(
     device = next(network.parameters()).device
 
     def score(paths: Sequence[Path]) -> Iterator[Scored]:
-        for path in paths:
-            image = read_image(path, settings.data.white_level, settings.data.first_page)
-            batch = torch.from_numpy(to_input(image, settings.input_size))[None].to(device)
-            values, image_score = predict(batch)
-            yield Scored((image.shape[0], image.shape[1]), values, image_score)
+        for image, native in read_ahead(lambda path: network_input(path, settings), paths):
+            values, image_score = predict(torch.from_numpy(image)[None].to(device))
+            yield Scored(native, values, image_score)
 
     return Fitted(score, seconds, probability, facts, lambda: Pipeline(network, predict))
 

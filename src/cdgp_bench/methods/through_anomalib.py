@@ -29,7 +29,7 @@ from PIL import Image
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from cdgp.data.images import read_image, to_input
+from cdgp.data.images import network_input
 from cdgp.data.manifest import WeakSample, WeakSplit
 from cdgp.errors import SettingsError, TrainingError
 from cdgp.files import atomic_write, digest, save_tensors
@@ -112,8 +112,7 @@ def rows(samples: Sequence[WeakSample], settings: Settings, folder: Path) -> dic
 
 def eight_bit(path: Path, settings: Settings) -> Tensor:
     """(3, H, W) uint8 RGB of one image at the input size."""
-    pixels = read_image(path, settings.data.white_level, settings.data.first_page)
-    image = torch.from_numpy(to_input(pixels, settings.input_size))
+    image = torch.from_numpy(network_input(path, settings)[0])
     return image.mul(255).round().to(torch.uint8)
 
 

@@ -34,7 +34,7 @@ from cdgp.method.score import image_score, pool_maps
 from cdgp.metrics.ranking import Measure
 from cdgp.presets import Settings, settings_from_json
 from cdgp.progress import Quiet
-from cdgp.runtimes.tiled import outputs_path
+from cdgp.runtimes.sealed import outputs_path
 from cdgp.runtimes.torch import TiledRuntime, TorchRuntime
 from cdgp.training import calibrate, dual_gp, loop, student
 from cdgp.training.calibrate import CalibrationEvidence, fit_calibration

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cdgp.data.manifest import Manifest, Sample
+from cdgp.data.splits import needed_labels
 from cdgp.errors import CdgpError
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import settings
@@ -47,7 +48,7 @@ FIRST = {False: 60, True: 4}
 DAILY = {False: 64, True: 8}
 """Good and defective images of a day."""
 REVIEWS = 40
-AUDITED = 8
+AUDITED = 20
 """Of the reviews of a day, so many are drawn at random under both policies."""
 CALIBRATES = 0.25
 """Share of the groups whose images calibrate, where they were drawn at random."""
@@ -121,7 +122,7 @@ def ten_days(line: Line, policy: str, seed: int) -> None:
     reviewed = 0
     for day in range(DAYS + 1):
         fitted = METHODS["cdgp"].fit(
-            replace(line.test, samples=tuple(known)).weak_split(),
+            replace(line.test, samples=tuple(known)).weak_split(needed=needed_labels(SETTINGS)),
             SETTINGS.model_copy(update={"seed": seed}), WORK / "checkpoints", Bars(),
         )  # fmt: skip
         name = {"policy": policy, "day": day, "seed": seed}

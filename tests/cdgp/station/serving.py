@@ -1,6 +1,8 @@
 """A station for tests: its models are text files, and its people sign in over HTTP."""
 
 import re
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import uvicorn
 from fastapi.testclient import TestClient
 from PIL import Image
 from sqlalchemy import select, update
@@ -164,3 +167,22 @@ def serving(home: Path, config: str = "", url: str | None = None) -> Iterator[Se
     app = make_app(station)
     with TestClient(app):
         yield Served(station, app, line)
+
+
+@contextmanager
+def over_http(station: Station) -> Iterator[tuple[Served, str, str]]:
+    """A station behind a real server, its address, and the administrator's one-time password."""
+    with station.store.write() as connection:
+        password = accounts.first_password(connection)
+    assert password
+    app = make_app(station)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield Served(station, app, 1), f"http://127.0.0.1:{listener.getsockname()[1]}", password
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()

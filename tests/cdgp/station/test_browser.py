@@ -1,25 +1,23 @@
 """In a real browser: the first login, an upload, reviews by keyboard, bulk, undo, two at once."""
 
 import shutil
-import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from sqlalchemy import func, select, update
-from tests.cdgp.station.serving import PASSWORD, Served, grey, stub_load
+from tests.cdgp.station.serving import PASSWORD, Served, grey, over_http, stub_load
 
-from cdgp.station import accounts
-from cdgp.station.app import make_app
 from cdgp.station.intake import add_line
 from cdgp.station.schema import claims, images, reviews
 from cdgp.station.service import Station
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+WAIT = 60_000
+"""Milliseconds until a page that should say something is silent: far beyond a busy machine."""
+playwright.expect.set_options(timeout=WAIT)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
 
@@ -28,19 +26,8 @@ def site(tmp_path: Path) -> Iterator[tuple[Served, str, str]]:
     """A station behind a real server, its address, and the administrator's one-time password."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "station.toml").write_text("audit_share = 0.0\nreserve_gib = 0.0\n")
-    station = Station(tmp_path / "home", load=stub_load)
-    with station.store.write() as connection:
-        password = accounts.first_password(connection)
-    assert password
-    app = make_app(station)
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    yield Served(station, app, 1), f"http://127.0.0.1:{listener.getsockname()[1]}", password
-    server.should_exit = True
-    thread.join()
-    listener.close()
+    with over_http(Station(tmp_path / "home", load=stub_load)) as served:
+        yield served
 
 
 @pytest.fixture
@@ -54,7 +41,7 @@ def browser() -> Iterator[Any]:
 def signed_in(browser: Any, address: str, name: str, password: str) -> Any:
     """A page of a browser window of its own; what its scripts complain of ends the test."""
     page = browser.new_context().new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(WAIT)
     page.complaints = []
     page.on("pageerror", lambda error: page.complaints.append(str(error)))
     page.on("console", lambda m: page.complaints.append(m.text) if "Security" in m.text else None)

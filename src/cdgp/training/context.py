@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.plugins.environments import LightningEnvironment
-from lightning_fabric.strategies import DDPStrategy
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_fabric.strategies.ddp import DDPStrategy
 
 from cdgp.errors import ImageError, OutputError, WeightsError
 from cdgp.files import digest
@@ -79,8 +79,7 @@ def new_fabric(processes: int = 1) -> Fabric:
     else:
         strategy = DDPStrategy(
             cluster_environment=LightningEnvironment(),  # not what a scheduler's variables suggest
-            find_unused_parameters=True,  # without sigma_gradient the variances do not train
-            broadcast_buffers=False,  # they are equal, see ``devices.synchronised``
+            static_graph=True,  # some parameters never train: L without sigma_gradient
         )
         fabric = Fabric(
             accelerator=accelerator, devices=processes, precision="32-true", strategy=strategy

@@ -89,39 +89,44 @@ def synchronised(network: nn.Module, share: Share) -> Iterator[None]:
     """Within it, batch norms that train normalise by the statistics of the whole batch.
 
     torch's own ``SyncBatchNorm`` runs on GPUs alone.
-
-    Raises:
-        SettingsError: a batch norm of a kind that is not known here.
     """
-    norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    norms: list[Any] = []
     if share.count > 1:
-        for norm in norms:
-            if type(norm) not in (nn.BatchNorm2d, BatchNormAct2d) or norm.running_mean is None:
-                raise SettingsError(
-                    f"backbone.name: its {type(norm).__name__} cannot be trained on several "
-                    "devices; leave --devices out, or give --set dual_gp.batch_norm=frozen"
-                )
-            norm.forward = partial(synchronised_norm, norm, share)  # type: ignore[method-assign]
+        norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    for norm in norms:
+        norm.forward = partial(synchronised_norm, norm, share)
     try:
         yield
     finally:
-        if share.count > 1:
-            for norm in norms:
-                norm.__dict__.pop("forward", None)
+        for norm in norms:
+            del norm.forward
 
 
 def synchronised_norm(norm: Any, share: Share, x: Tensor) -> Tensor:
-    """What a batch norm makes of its process's rows x (B, C, H, W) of a batch."""
+    """What a batch norm makes of its process's rows x (B, C, H, W) of a batch.
+
+    Raises:
+        SettingsError: a batch norm that trains and is of a kind that is not known here.
+    """
+    y: Tensor
     if not norm.training:
-        found: Tensor = type(norm).forward(norm, x)
-        return found
+        y = type(norm).forward(norm, x)
+        return y
+    known = type(norm) in (nn.BatchNorm2d, BatchNormAct2d)
+    if not (known and norm.affine and norm.track_running_stats and norm.momentum is not None):
+        raise SettingsError(
+            f"backbone.name: its batch norms ({type(norm).__name__}) cannot train on several "
+            "devices; leave --devices out, or give --set dual_gp.batch_norm=frozen"
+        )
     y, mean, variance, count = _SynchronisedNorm.apply(x, norm.weight, norm.bias, norm.eps, share)
     with torch.no_grad():
         norm.num_batches_tracked += 1
         unbiased = variance * (count / (count - 1))
         for kept, new in ((norm.running_mean, mean), (norm.running_var, unbiased)):
             kept.lerp_(new, norm.momentum)
-    return norm.act(norm.drop(y)) if isinstance(norm, BatchNormAct2d) else y
+    if isinstance(norm, BatchNormAct2d):
+        y = norm.act(norm.drop(y))
+    return y
 
 
 class _SynchronisedNorm(torch.autograd.Function):

@@ -26,6 +26,7 @@ from cdgp.method.network import Network
 from cdgp.method.score import ImageCalibrator, image_score
 from cdgp.metrics.reliability import false_reject_threshold
 from cdgp.presets import DecisionSettings, InferenceSettings, Settings
+from cdgp.progress import Quiet
 from cdgp.runtimes import Runtime
 from cdgp.runtimes.parity import compare
 from cdgp.runtimes.torch import TiledRuntime, TorchRuntime
@@ -59,14 +60,16 @@ def train(data: WeakSplit, settings: Settings, context: TrainingContext) -> Mode
     alone give makes the model. Errors: see ``cdgp.errors``; SettingsError for a false-reject bound
     that the calibration cannot give.
     """
+    of_stages = context
     if context.devices > 1:
         if context.checkpoints is None:
             with tempfile.TemporaryDirectory() as folder:
                 return train(data, settings, replace(context, checkpoints=Path(folder)))
         run_on_devices(train_stages_of_run, context, data, settings)
+        of_stages = replace(context, log=lambda record: None, progress=Quiet())
     inputs, device = new_inputs(settings), context.fabric.device
     network, separation, _ = train_network(
-        data, settings, inputs, *stage_places(data, settings, context)
+        data, settings, inputs, *stage_places(data, settings, of_stages)
     )
     graph = EvidenceGraph(network).to(device)
     dataset = WeakDataset(data.calibration, inputs)

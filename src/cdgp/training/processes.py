@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, ParamSpec
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec
 
 import torch
 from lightning_fabric.plugins.environments.lightning import find_free_network_port
@@ -30,7 +31,15 @@ from cdgp.training.devices import Share
 P = ParamSpec("P")
 Work = Callable[Concatenate[TrainingContext, P], None]
 
+Message = tuple[str, Any]
+"""What it is, and what goes with it."""
+
 NAME = "cdgp training process"
+START: Final = "spawn"
+"""How processes begin: with nothing of the calling one, which may use a GPU and threads."""
+ENDS = ("done", "error", "lost")
+"""Of a process: as it should, with an exception, or without a word."""
+GO_ON = "What is saved is kept: go on with --resume, with any number of devices"
 GRACE_SECONDS = 2.0
 """So long the others may report why, once a process has failed: one failure causes others."""
 
@@ -98,7 +107,7 @@ def run_on_devices(
         CdgpError: as a process raised it.
         TrainingError: a process ended in another way.
     """
-    spawn, port = multiprocessing.get_context("spawn"), find_free_network_port()
+    spawn, port = multiprocessing.get_context(START), find_free_network_port()
     threads = max(1, torch.get_num_threads() // context.devices)
     processes: list[BaseProcess] = []
     pipes: list[Connection] = []
@@ -108,13 +117,13 @@ def run_on_devices(
                 share = Share(rank, context.devices)
                 place = Place(share, port, threads, context.checkpoints)
                 receiving, sending = spawn.Pipe(duplex=False)
-                process = spawn.Process(
+                started = spawn.Process(
                     target=_run, args=(sending, place, work, args, kwargs), daemon=True,
                     name=f"{NAME} {rank + 1}",
                 )  # fmt: skip
-                process.start()
+                started.start()
                 sending.close()
-                processes.append(process)
+                processes.append(started)
                 pipes.append(receiving)
         _replay(_messages(processes, pipes), context, lambda note="": None)
     finally:
@@ -124,9 +133,7 @@ def run_on_devices(
             process.join()
 
 
-def _replay(
-    messages: Iterator[tuple[str, Any]], context: TrainingContext, advance: Advance
-) -> None:
+def _replay(messages: Iterator[Message], context: TrainingContext, advance: Advance) -> None:
     """Show and log what the first process reports, up to the end of the phase."""
     for kind, value in messages:
         if kind == "phase":
@@ -140,60 +147,57 @@ def _replay(
             return
 
 
-def _messages(
-    processes: list[BaseProcess], pipes: list[Connection]
-) -> Iterator[tuple[str, Any]]:
+def _messages(processes: list[BaseProcess], pipes: list[Connection]) -> Iterator[Message]:
     """What processes report until all of them have ended well; errors as ``run_on_devices``."""
-    open_pipes = list(pipes)
-    while open_pipes:
-        for ready in wait(open_pipes):
-            assert isinstance(ready, Connection)
-            try:
-                kind, value = ready.recv()
-            except EOFError:
-                kind, value = "lost", None
-            if kind == "done":
-                open_pipes.remove(ready)
-            elif kind in ("error", "lost"):
-                raise _cause({pipes.index(ready): (kind, value)}, processes, pipes)
-            else:
+    working = list(pipes)
+    while working:
+        for pipe in wait(working):
+            assert isinstance(pipe, Connection)
+            kind, value = _received(pipe)
+            if kind not in ENDS:
                 yield kind, value
+            elif kind == "done":
+                working.remove(pipe)
+            else:
+                raise _cause({pipes.index(pipe): (kind, value)}, processes, pipes)
+
+
+def _received(pipe: Connection) -> Message:
+    try:
+        kind, value = pipe.recv()
+    except (EOFError, ConnectionError):
+        return "lost", None
+    return kind, value
 
 
 def _cause(
-    found: dict[int, tuple[str, Any]], processes: list[BaseProcess], pipes: list[Connection]
+    found: dict[int, Message], processes: list[BaseProcess], pipes: list[Connection]
 ) -> CdgpError:
-    """The error to show of those of several processes, given that of the first to report.
+    """The error to show of those of several processes, given how the first one ended.
 
     An error of ours comes first, then a process that is gone: the others lose their connection to
     it, which is no cause.
     """
-    left = [pipe for rank, pipe in enumerate(pipes) if rank not in found]
-    while left and (ready := wait(left, GRACE_SECONDS)):
+    last = time.monotonic() + GRACE_SECONDS
+    left = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in found}
+    while left and (ready := wait(list(left), max(0.0, last - time.monotonic()))):
         for pipe in ready:
             assert isinstance(pipe, Connection)
-            rank = pipes.index(pipe)
-            try:
-                message = pipe.recv()
-            except EOFError:
-                message = ("lost", None)
-            if message[0] in ("error", "lost", "done"):
-                left.remove(pipe)
-                found[rank] = message
+            kind, value = _received(pipe)
+            if kind in ENDS:
+                found[left.pop(pipe)] = kind, value
     errors = [value for kind, value in found.values() if kind == "error"]
     for error in errors:
         if isinstance(error, CdgpError):
             return error
-    go_on = "What is saved is kept: go on with --resume, with any number of devices"
     for rank, (kind, _) in sorted(found.items()):
         if kind == "lost":
             processes[rank].join(GRACE_SECONDS)
             return TrainingError(
-                f"{processes[rank].name} of {len(processes)} ended "
-                f"({_ending(processes[rank].exitcode)}); where that was no one's doing, memory may "
-                f"have run out. {go_on}"
+                f"{processes[rank].name} of {len(processes)} ended by itself "
+                f"({_ending(processes[rank].exitcode)}); the memory may not have sufficed. {GO_ON}"
             )
-    return TrainingError(f"{errors[0]} {go_on}")
+    return TrainingError(f"{errors[0]}{GO_ON}")
 
 
 def _ending(code: int | None) -> str:
@@ -219,15 +223,15 @@ def _without_interrupts() -> Iterator[None]:
 # In each process
 
 
-def _run(
-    pipe: Connection, place: Place, work: Callable[..., None], args: Any, kwargs: Any
-) -> None:
+def _run(pipe: Connection, place: Place, work: Callable[..., None], args: Any, kwargs: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends all of them
     threading.Thread(target=_end_with_parent, daemon=True).start()
     share = place.share
     try:
         torch.set_num_threads(place.threads)
         context = _context(pipe, place)
         work(context, *args, **kwargs)
+        context.fabric.barrier()  # the first process holds what the others are connected by
         torch.distributed.destroy_process_group()
         pipe.send(("done", None))
     except CdgpError as error:
@@ -249,8 +253,8 @@ def _context(pipe: Connection, place: Place) -> TrainingContext:
     """The context of one of several processes, connected to the others."""
     share = place.share
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
-    # DistributedDataParallel asks to be told, but not all variances train in all settings.
-    warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
+    # Of weights of 1 x 1, whose layout in memory has two descriptions.
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(place.port), "NODE_RANK": "0",
         "LOCAL_RANK": str(share.rank),

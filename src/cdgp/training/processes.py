@@ -231,8 +231,9 @@ def _run(pipe: Connection, place: Place, work: Callable[..., None], args: Any, k
         torch.set_num_threads(place.threads)
         context = _context(pipe, place)
         work(context, *args, **kwargs)
-        context.fabric.barrier()  # the first process holds what the others are connected by
-        torch.distributed.destroy_process_group()
+        if share.count > 1:
+            context.fabric.barrier()  # the first process holds what the others are connected by
+            torch.distributed.destroy_process_group()
         pipe.send(("done", None))
     except CdgpError as error:
         pipe.send(("error", error))

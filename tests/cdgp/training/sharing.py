@@ -2,7 +2,6 @@
 
 import os
 import signal
-from typing import Any
 
 import torch
 from timm.layers.norm_act import BatchNormAct2d
@@ -11,9 +10,8 @@ from torch import Tensor, nn
 from cdgp.data.manifest import WeakSplit
 from cdgp.errors import ImageError
 from cdgp.presets import Settings
-from cdgp.progress import Quiet
 from cdgp.training import loop
-from cdgp.training.context import TrainingContext, new_fabric
+from cdgp.training.context import TrainingContext
 from cdgp.training.dataset import InputCache, WeakDataset, new_inputs
 from cdgp.training.devices import synchronised
 from cdgp.training.fit import stage_places, train_stages
@@ -38,17 +36,6 @@ def all_losses(context: TrainingContext, data: WeakSplit, settings: Settings) ->
     for module in (*found.dual.tuned, found.student.student):
         state = torch.cat([value.double().flatten() for value in module.state_dict().values()])
         assert torch.equal(context.share.from_first(state, context.fabric.device), state)
-
-
-def alone(data: WeakSplit, settings: Settings) -> list[dict[str, Any]]:
-    """The log of ``all_losses`` in this process alone."""
-    torch.set_num_threads(1)
-    records: list[dict[str, Any]] = []
-    all_losses(
-        TrainingContext(new_fabric(), None, lambda r: records.append(dict(r)), Quiet()),
-        data, settings,
-    )  # fmt: skip
-    return records
 
 
 def student_losses(context: TrainingContext, data: WeakSplit, settings: Settings) -> None:

@@ -46,11 +46,17 @@ Records = list[dict[str, Any]]
 STEPS = 10
 
 
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Processes come from one that has imported torch once; none is left at the end."""
+@pytest.fixture(scope="module")
+def forked() -> Iterator[None]:
+    """Processes come from one that has imported torch once."""
     multiprocessing.set_forkserver_preload([sharing.__name__])
-    monkeypatch.setattr(processes, "START", "forkserver")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(processes, "START", "forkserver")
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
     yield
     assert not multiprocessing.active_children()
 
@@ -65,8 +71,14 @@ def of_stage(records: Records, stage: str) -> Records:
 
 
 @pytest.fixture(scope="module")
-def split(surfaces: Manifest) -> WeakSplit:
-    return divided(digested(surfaces), 0).weak_split()
+def few(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """10 good and 5 defective images."""
+    return make_dataset(tmp_path_factory.mktemp("few"), good=10, defective=5)
+
+
+@pytest.fixture(scope="module")
+def split(few: Manifest) -> WeakSplit:
+    return divided(digested(few), 0).weak_split()
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +91,10 @@ def ten_steps() -> Settings:
 
 
 @pytest.fixture(scope="module")
-def unshared(split: WeakSplit, ten_steps: Settings) -> Records:
+def unshared(forked: None, split: WeakSplit, ten_steps: Settings) -> Records:
     """The log of one process."""
-    multiprocessing.set_forkserver_preload([sharing.__name__])
-    with multiprocessing.get_context("forkserver").Pool(1) as pool:
-        found: Records = pool.apply(sharing.alone, (split, ten_steps))
+    found: Records = []
+    run_on_devices(sharing.all_losses, context_of(1, found), split, ten_steps)
     return found
 
 
@@ -147,6 +158,14 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in found]
 
 
+def runs(pid: int) -> bool:
+    """Whether there is such a process, and not only its exit code that nobody has asked for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def until(condition: Callable[[], bool], seconds: float = 240) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -155,9 +174,11 @@ def until(condition: Callable[[], bool], seconds: float = 240) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-def test_a_killed_command_leaves_no_process_and_resumes_on_one_device(tmp_path: Path) -> None:
-    manifest, out = make_dataset(tmp_path / "parts"), tmp_path / "run"
-    given = ["train", str(manifest.root), "--out", str(out), "--input-size", "64x64", "--quiet"]
+def test_a_killed_command_leaves_no_process_and_resumes_on_one_device(
+    few: Manifest, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    given = ["train", str(few.root), "--out", str(out), "--input-size", "64x64", "--quiet"]
     for setting in ("dual_gp.steps=2", "dual_gp.batch_size=4", "dual_gp.no_separation=flag",
                     "student.steps=30", "student.batch_size=3", "inducing.normal=8",
                     "inducing.anomaly=4"):  # fmt: skip
@@ -175,7 +196,7 @@ def test_a_killed_command_leaves_no_process_and_resumes_on_one_device(tmp_path: 
     assert command.returncode == -signal.SIGKILL, errors
     # The two and the one that multiprocessing keeps for its own purposes.
     assert len(started) >= 2
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
+    until(lambda: not any(runs(pid) for pid in started))
     assert "3 images of a batch (student.batch_size) are split 1 + 2" in errors
     assert "Traceback" not in errors and "Warning" not in errors, errors
     done = cdgp(*given, "--resume")

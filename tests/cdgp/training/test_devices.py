@@ -213,12 +213,14 @@ def test_a_killed_command_leaves_no_process_and_resumes_on_one_device(
     [
         (0, {}, ["--devices 0", "at least 1"]),
         (-2, {}, ["--devices -2", "at least 1"]),
+        (True, {}, ["--devices True", "whole number"]),
+        (2.0, {}, ["--devices 2.0", "whole number"]),
         (3, {}, ["--devices 3", "student.batch_size = 2", "--set student.batch_size=3"]),
         (2, {"backbone": {"weights": "random"}}, ["'random'", "leave --devices out"]),
     ],
 )
 def test_impossible_devices_are_refused(
-    devices: int, changes: dict[str, Any], words: list[str]
+    devices: Any, changes: dict[str, Any], words: list[str]
 ) -> None:
     raised(lambda: check_devices(devices, tiny_settings(**changes)), *words, error=SettingsError)
 

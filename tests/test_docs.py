@@ -38,6 +38,7 @@ NOT_RUN = {
     "cdgp benchmark in-house-budget": "needs images that are not part of the repository",
     "cdgp benchmark in-house-outside": "needs images that are not part of the repository",
     "cdgp train parts --out runs/paper": "needs the weights of WideResNet-50-2",
+    "cdgp train parts --out runs/gpus --devices": "starts processes; test_devices.py does, too",
     "cdgp export runs/parts --to openvino --out for_anomalib.xml": "test_anomalib_flavour.py does",
     "python examples/camera_folder.py": "ends by a signal; test_camera_example.py runs it",
     "cdgp predict parts.onnx new_images --out scored --ray": "tests/cdgp/cluster starts Ray",

@@ -148,6 +148,14 @@ class StudentSettings(_Section):
     smooth_weight: Annotated[float, Field(ge=0)] = 0.10
 
 
+class TrainingSettings(_Section):
+    """How both stages are computed."""
+
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the networks' convolutions while they train; weights, Gaussian processes and losses stay
+    in float32."""
+
+
 class DistanceSettings(_Section):
     """The normal distance of the frozen teacher's features."""
 
@@ -236,6 +244,7 @@ class Settings(_Section):
     inducing: InducingSettings = InducingSettings()
     dual_gp: DualGPSettings
     student: StudentSettings
+    training: TrainingSettings = TrainingSettings()
     distance: DistanceSettings
     calibration: CalibrationSettings
     decision: DecisionSettings = DecisionSettings()

@@ -36,7 +36,7 @@ UNCHANGED: Changes = {}
 NO_OPTIONS: Mapping[PresetName, MethodOptions] = {}
 SHARED = ("preset", "seed", "input_size", "data", "backbone")
 TRAINED = (*SHARED, "dual_gp")
-ALL = (*SHARED, "inducing", "dual_gp", "student", "distance", "calibration")
+ALL = (*SHARED, "inducing", "dual_gp", "student", "training", "distance", "calibration")
 REFERENCE = {"calibration": {"pictures": "seen"}}
 """Methods without a calibration leave no image to it: they train on all training images."""
 CLASSIFIER: Changes = REFERENCE | {
@@ -108,6 +108,7 @@ NEWER = (
     ("dual_gp", "mean_weight", 0.0),
     ("calibration", "image_evidence", "dominance"),
     ("calibration", "dominance_cap", None),
+    ("training", "precision", "float32"),
 )
 """Settings that are younger than the first committed rows, with the values that these have."""
 METHODS: dict[str, Method] = {
@@ -267,6 +268,8 @@ class Run(NamedTuple):
         for section, key, default in NEWER:
             if section in used and used[section][key] == default:
                 del used[section][key]
+        if not used.get("training"):
+            used.pop("training", None)
         if not chosen.distance.weight:  # without the branch its components decide nothing
             used.pop("distance", None)
         calibration = used.get("calibration", {})

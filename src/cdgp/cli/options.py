@@ -83,6 +83,14 @@ DefectRate = Annotated[
 Weights = Annotated[
     str | None, typer.Option(help="Backbone weights: hub, bundled or a .safetensors file.")
 ]
+Devices = Annotated[
+    int,
+    typer.Option(help="How many GPUs train, or processes where there is no GPU.", metavar="N"),
+]
+Precision = Annotated[
+    Literal["float32", "bfloat16"] | None,
+    typer.Option(help="What the networks compute in while they train; float32 by default."),
+]
 Config = Annotated[
     Path | None, typer.Option(help="Settings: a TOML file, or the config.json of a run.")
 ]

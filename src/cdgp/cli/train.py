@@ -19,6 +19,8 @@ def train(
     defective: options.Defective = None,
     config: options.Config = None,
     assignments: options.Assignments = None,
+    devices: options.Devices = 1,
+    precision: options.Precision = None,
     save_maps: options.SaveMaps = False,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
@@ -51,6 +53,7 @@ def train(
         "backbone.weights": weights,
         "data.good": good,
         "data.defective": defective,
+        "training.precision": precision,
     }
     settings = build_settings(preset, config, assignments or [], given)
     hint_at_gpu(preset, config)
@@ -59,6 +62,6 @@ def train(
     show_run(
         train_run(
             data, out_folder, settings, save_maps=save_maps, resume=resume, overwrite=overwrite,
-            progress=bars(quiet),
+            devices=devices, progress=bars(quiet),
         )
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """Hierarchical normal-residual evidence: corruption, reverse student, residual (Eq. 20-23)."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ def corrupt(
     blur_probability: float,
     erase_probability: float,
     erase_sides: tuple[float, float],
+    first: int = 0,
 ) -> Tensor:
     """Additive noise, then 3 x 3 local averaging, then a zero rectangle, drawn per image.
 
@@ -25,9 +27,13 @@ def corrupt(
         noise: standard deviation.
         blur_probability, erase_probability: of the averaging and of the rectangle.
         erase_sides: least and largest side as a share of the image's side.
+        first: place of the first image in its batch; draws for those before it are skipped.
     """
     corrupted = torch.empty_like(images)
     height, width = images.shape[-2:]
+    for _ in range(first):
+        torch.rand(6, generator=generator)
+        torch.randn(images.shape[1:], generator=generator)
     for image, out in zip(images, corrupted, strict=True):
         blur, erase, tall, wide, top, left = torch.rand(6, generator=generator).tolist()
         drawn = torch.randn(image.shape, generator=generator).to(image.device)
@@ -119,12 +125,36 @@ def reconstruction_loss(
     The hard tail is taken over all positions of the batch at one stage; the Smooth-L1 distance is
     between channel-normalised features.
     """
-    stages = []
+    terms = reconstruction_terms(teacher, student)
+    return loss_of_terms(terms, hard_fraction, hard_weight, smooth_weight)
+
+
+class StageTerms(NamedTuple):
+    """What the loss takes of one stage."""
+
+    residual: Tensor
+    """(B, H_l, W_l) cosine residual."""
+    smooth: Tensor
+    """Mean Smooth-L1 distance of channel-normalised features."""
+
+
+def reconstruction_terms(teacher: Sequence[Tensor], student: Sequence[Tensor]) -> list[StageTerms]:
+    """The terms of Eq. 22, of features (B, C_l, H_l, W_l) and their reconstructions."""
+    terms = []
     for t, s in zip(teacher, student, strict=True):
         t, s = functional.normalize(t, dim=1), functional.normalize(s, dim=1)
-        r = (1 - (t * s).sum(1)).flatten()
+        terms.append(StageTerms(1 - (t * s).sum(1), functional.smooth_l1_loss(s, t)))
+    return terms
+
+
+def loss_of_terms(
+    terms: Sequence[StageTerms], hard_fraction: float, hard_weight: float, smooth_weight: float
+) -> Tensor:
+    """Eq. 22 from the terms of all stages, see ``reconstruction_loss``."""
+    stages = []
+    for residual, smooth in terms:
+        r = residual.flatten()
         hard = r.topk(max(1, round(hard_fraction * r.numel()))).values.mean()
-        smooth = functional.smooth_l1_loss(s, t)
         stages.append(r.mean() + hard_weight * hard + smooth_weight * smooth)
     return torch.stack(stages).mean()
 

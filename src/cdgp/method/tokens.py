@@ -135,8 +135,8 @@ class ImplicitTokens:
         return reduce(Tensor.add, parts).permute(0, 2, 3, 1).flatten(0, 2)
 
     @torch.no_grad()
-    def mean_cosine(self) -> Tensor:
-        """Mean cosine over all pairs of tokens: the squared length of the mean token."""
+    def mean_token(self) -> Tensor:
+        """The mean of all tokens, (D,); its squared length is the mean cosine over all pairs."""
         sums = []
         for weight, feature, scale in zip(self.weights, self.features, self.scales, strict=True):
             # How much each position of the stage counts in all tokens.
@@ -146,7 +146,7 @@ class ImplicitTokens:
             )
             share = rows.mT @ self.scale @ columns * scale
             sums.append(weight @ torch.einsum("bchw,bhw->c", feature, share[:, 0]))
-        return (reduce(Tensor.add, sums) / self.scale.numel()).square().sum()
+        return reduce(Tensor.add, sums) / self.scale.numel()
 
 
 def squared_norm_upsampled(parts: Sequence[Tensor], size: Size) -> Tensor:

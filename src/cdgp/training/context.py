@@ -13,11 +13,14 @@ from typing import Any, Literal
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_fabric.strategies.ddp import DDPStrategy
 
 from cdgp.errors import ImageError, OutputError, WeightsError
 from cdgp.files import digest
-from cdgp.presets import Settings
+from cdgp.presets import Settings, TrainingSettings
 from cdgp.progress import Progress
+from cdgp.training.devices import Share
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
 """Names of glibc's malloc.h."""
@@ -40,28 +43,59 @@ class TrainingContext:
     """Folder of the unfinished and finished stages; None keeps none."""
     log: Log
     progress: Progress
+    devices: int = 1
+    """How many processes, each with its device, ``fit.train`` starts for the stages."""
+
+    @property
+    def share(self) -> Share:
+        """Which part of every batch this process works on."""
+        return Share(self.fabric.global_rank, self.fabric.world_size)
 
     def checkpoint(self, file: str) -> Path | None:
         """Where a stage keeps its checkpoint."""
         return None if self.checkpoints is None else self.checkpoints / file
 
 
-def new_context(checkpoints: Path | None, log: Path | None, progress: Progress) -> TrainingContext:
+def new_context(
+    checkpoints: Path | None, log: Path | None, progress: Progress, devices: int = 1
+) -> TrainingContext:
     """A context on the GPU where there is one, else on the processor, in float32.
 
     ``checkpoints`` is a folder, ``log`` a file that takes one JSON line a record.
     """
-    return TrainingContext(new_fabric(), checkpoints, json_log(log), progress)
+    return TrainingContext(new_fabric(), checkpoints, json_log(log), progress, devices)
 
 
-def new_fabric() -> Fabric:
-    """Lightning Fabric on the GPU where there is one, else on the processor, in float32."""
+def new_fabric(processes: int = 1) -> Fabric:
+    """Lightning Fabric on the GPU where there is one, else on the processor, in float32.
+
+    As one of several processes it waits for the others, see ``processes``.
+    """
     keep_freed_memory()
     # Not "auto": it would take Apple's GPU, which lacks the float64 that the factorisation needs.
     accelerator = "cuda" if torch.cuda.is_available() else "cpu"
-    fabric = Fabric(accelerator=accelerator, devices=1, precision="32-true")
+    if processes == 1:
+        fabric = Fabric(accelerator=accelerator, devices=1, precision="32-true")
+    else:
+        strategy = DDPStrategy(
+            cluster_environment=LightningEnvironment(),  # not what a scheduler's variables suggest
+            static_graph=True,  # some parameters never train: L without sigma_gradient
+        )
+        fabric = Fabric(
+            accelerator=accelerator, devices=processes, precision="32-true", strategy=strategy
+        )
     fabric.launch()
     return fabric
+
+
+def reduced_dtype(settings: Settings) -> torch.dtype | None:
+    """What the networks compute in while they train; None is float32."""
+    return torch.bfloat16 if settings.training.precision == "bfloat16" else None
+
+
+def reduced(dtype: torch.dtype | None, device: torch.device) -> torch.autocast:
+    """Within it, convolutions and products of matrices are computed in a dtype; None: as given."""
+    return torch.autocast(device.type, dtype, enabled=dtype is not None)
 
 
 def json_log(path: Path | None) -> Log:
@@ -115,6 +149,8 @@ def shared_parts(settings: Settings) -> dict[str, Any]:
     parts = {key: used[key] for key in ("seed", "input_size", "data", "backbone")}
     if settings.tile:  # named only then, so that other digests stay as they are
         parts["tile"] = True
+    if settings.training != TrainingSettings():  # the same
+        parts["training"] = used["training"]
     if settings.backbone.weights not in ("hub", "bundled", "random"):
         try:
             parts["weights_sha256"] = digest(Path(settings.backbone.weights))

@@ -98,7 +98,11 @@ def is_wide_depthwise(module: nn.Module) -> bool:
 
 def wide_depthwise(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """What the convolution makes of x (B, C, H, W)."""
-    y: Tensor = WideDepthwise.apply(x, conv.weight)
+    weight: Tensor = conv.weight
+    if torch.is_autocast_enabled(x.device.type):  # its gradient knows nothing of autocast
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+    y: Tensor = WideDepthwise.apply(x, weight)
     return y
 
 

@@ -27,9 +27,10 @@ from cdgp.method.tokens import ImplicitTokens, TokenProjection
 from cdgp.method.windows import batches, cut, places, windows
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import DualGPSettings, Settings
-from cdgp.training.context import TrainingContext
+from cdgp.training.context import TrainingContext, reduced, reduced_dtype
 from cdgp.training.convolutions import fast_convolutions
 from cdgp.training.dataset import WeakDataset, shuffled_stream
+from cdgp.training.devices import ALONE, Share, synchronised
 from cdgp.training.jitter import jittered
 from cdgp.training.loop import Stage, cosine, read_checkpoint, run_stage
 
@@ -78,6 +79,8 @@ class DualGPTraining(nn.Module):
         gps: DualGP,
         settings: DualGPSettings,
         sharpness: float,
+        share: Share = ALONE,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -85,18 +88,30 @@ class DualGPTraining(nn.Module):
         self.gps = gps
         self.settings = settings
         self.sharpness = sharpness
+        self.share = share
+        self.dtype = dtype
+        """Of the encoder's own computations; None is float32."""
         self.mean_logit: nn.Parameter | None = None
         if settings.mean_weight:
             self.mean_logit = nn.Parameter(torch.tensor(MEAN_LOGIT))
 
     def forward(self, images: Tensor, defective: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of Eq. 13 and the diagnostics, of images (B, 3, H, W) and labels (B,) bool."""
-        s = self.settings
+        """Loss of Eq. 13 and the diagnostics, of images (B, 3, H, W) and labels (B,) bool.
+
+        Of several processes each has its own rows of the images, and all labels.
+        """
+        s, share, B = self.settings, self.share, len(defective)
         self.encoder.train_trunk(s.batch_norm)
         images = images.contiguous(memory_format=torch.channels_last)
-        features = self.encoder(self.encoder.normalise(images))
-        normal, anomaly, token_cosine = self.moments(features)
-        B = len(images)
+        with reduced(self.dtype, images.device):
+            features = self.encoder(self.encoder.normalise(images))
+        if self.dtype is not None:  # the Gaussian processes stay in float32
+            features = [f.float() for f in features]
+        normal, anomaly, mean_token = self.moments(features)
+        normal, anomaly = (
+            Moments(*(share.gathered(v.view(len(images), -1), B) for v in moments))
+            for moments in (normal, anomaly)
+        )
         margins = (anomaly.mean - normal.mean).view(B, -1)
         bags = bag_margin(margins, s.mil_pooling, self.sharpness)
         evidence_N, evidence_A = (
@@ -116,19 +131,18 @@ class DualGPTraining(nn.Module):
                     diagnostics[f"margin_{name}"] = largest[chosen].mean()
             diagnostics["variance_normal"] = normal.variance.mean()
             diagnostics["variance_anomaly"] = anomaly.variance.mean()
-            diagnostics["token_cosine"] = token_cosine
+            diagnostics["token_cosine"] = share.mean(mean_token, B).square().sum()
         loss = a * mil + b * compact + c * attract + s.mean_weight * mean
         return loss, {k: v.detach() for k, v in diagnostics.items()}
 
     def moments(self, features: Sequence[Tensor]) -> tuple[Moments, Moments, Tensor]:
-        """Moments of both functions at all tokens of features, and the tokens' mean cosine."""
+        """Moments of both functions at all tokens of features, and the mean token."""
         if has_linear_forms(self.gps) and not self.settings.sigma_gradient:
             implicit = ImplicitTokens(self.projection, features)
             normal, anomaly = linear_moments(self.gps, implicit.products, implicit.scale.flatten())
-            return normal, anomaly, implicit.mean_cosine()
+            return normal, anomaly, implicit.mean_token()
         tokens = self.projection(features).flatten(0, 2)
-        cosine = tokens.detach().mean(0).square().sum()
-        return self.gps.normal(tokens), self.gps.anomaly(tokens), cosine
+        return self.gps.normal(tokens), self.gps.anomaly(tokens), tokens.detach().mean(0)
 
 
 def dual_gp_samples(data: WeakSplit, settings: Settings) -> tuple[WeakSample, ...]:
@@ -164,12 +178,16 @@ def train_dual_gp(
     else:
         gps = make_pair()
     gps.to(device)
-    training = DualGPTraining(encoder, projection, gps, s, settings.calibration.pooling_sharpness)
+    training = DualGPTraining(
+        encoder, projection, gps, s, settings.calibration.pooling_sharpness, context.share,
+        reduced_dtype(settings),
+    )  # fmt: skip
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
-        return weak_batch(dataset, settings, step, training if dataset.tile else None)
+        tiled = training if dataset.tile else None
+        return weak_batch(dataset, settings, step, tiled, context.share)
 
-    with fast_convolutions(encoder):
+    with fast_convolutions(encoder), synchronised(encoder, context.share):
         seconds = run_stage(
             Stage("Dual GP", training, new_optimizer(training), s.steps,
                   cosine(s.steps, s.final_learning_rate), batch, cache_key, FILE),
@@ -195,7 +213,10 @@ def initial_pair(
     path = context.checkpoint(FILE)
     found = read_checkpoint(path, cache_key) if path else None
     if found is None:
-        Zn, Za = select_inducing(dataset, encoder, projection, settings, context)
+        Zn, Za = (
+            context.share.from_first(Z, context.fabric.device)
+            for Z in select_inducing(dataset, encoder, projection, settings, context)
+        )
     else:
         Zn, Za = (found.tensors[f"module.gps.{name}.Z"] for name in ("normal", "anomaly"))
     return new_pair(Zn, Za, settings.dual_gp)
@@ -218,16 +239,24 @@ def new_optimizer(training: DualGPTraining) -> torch.optim.AdamW:
 
 
 def weak_batch(
-    dataset: WeakDataset, settings: Settings, step: int, tiled: DualGPTraining | None = None
+    dataset: WeakDataset,
+    settings: Settings,
+    step: int,
+    tiled: DualGPTraining | None = None,
+    share: Share = ALONE,
 ) -> tuple[Tensor, Tensor]:
     """Jittered images (B, 3, H, W) and labels (B,) bool of one step.
 
-    Where the images are tiled, the network ``tiled`` chooses the window of each.
+    Where the images are tiled, the network ``tiled`` chooses the window of each. Of several
+    processes each gets its own rows of the images, and all labels.
     """
     s = settings.dual_gp
     chosen = batch_indices(dataset, s.sampler, s.batch_size, step, settings.seed)
-    images = hardest_windows(dataset, chosen, tiled) if tiled else dataset.batch(chosen)
-    return jittered(images, s.colour_jitter, settings.seed, step), dataset.defective[chosen]
+    rows = share.rows(len(chosen))
+    own = chosen[rows.start : rows.stop]
+    images = hardest_windows(dataset, own, tiled) if tiled else dataset.batch(own)
+    images = jittered(images, s.colour_jitter, settings.seed, step, rows.start)
+    return images, dataset.defective[chosen]
 
 
 @torch.no_grad()

@@ -1,9 +1,12 @@
 """From weakly labelled images to a calibrated model: the order of the stages."""
 
 import platform
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +26,7 @@ from cdgp.method.network import Network
 from cdgp.method.score import ImageCalibrator, image_score
 from cdgp.metrics.reliability import false_reject_threshold
 from cdgp.presets import DecisionSettings, InferenceSettings, Settings
+from cdgp.progress import Quiet
 from cdgp.runtimes import Runtime
 from cdgp.runtimes.parity import compare
 from cdgp.runtimes.torch import TiledRuntime, TorchRuntime
@@ -31,7 +35,8 @@ from cdgp.training.context import TrainingContext, stage_key
 from cdgp.training.dataset import InputCache, WeakDataset, new_inputs
 from cdgp.training.distance import train_distance
 from cdgp.training.dual_gp import TrainedDualGP, dual_gp_samples, train_dual_gp
-from cdgp.training.student import train_student
+from cdgp.training.processes import run_on_devices
+from cdgp.training.student import TrainedStudent, train_student
 
 WITHOUT_BOUND = (
     "The training is kept: --resume with --set calibration.pictures=held_out in place of "
@@ -48,17 +53,24 @@ MOST_MOVED = 0.01
 def train(data: WeakSplit, settings: Settings, context: TrainingContext) -> Model:
     """`train_network` and the calibration.
 
+    On several devices the stages train in processes of their own; their finished checkpoints are
+    then read here, as those of an interrupted run are.
     Each image is decoded once for all stages, as long as the inputs fit into memory. Where no
     defective image is given, or the only ones calibrate, there is no Dual GP: what good images
     alone give makes the model. Errors: see ``cdgp.errors``; SettingsError for a false-reject bound
     that the calibration cannot give.
     """
+    of_stages = context
+    if context.devices > 1:
+        if context.checkpoints is None:
+            with tempfile.TemporaryDirectory() as folder:
+                return train(data, settings, replace(context, checkpoints=Path(folder)))
+        run_on_devices(train_stages_of_run, context, data, settings)
+        of_stages = replace(context, log=lambda record: None, progress=Quiet())
     inputs, device = new_inputs(settings), context.fabric.device
     network, separation, _ = train_network(
-        data, settings, inputs,
-        StagePlace(context, stage_key(settings, data.sha256, "dual_gp")),
-        StagePlace(context, stage_key(settings, data.good_fit_sha256, "student")),
-    )  # fmt: skip
+        data, settings, inputs, *stage_places(data, settings, of_stages)
+    )
     graph = EvidenceGraph(network).to(device)
     dataset = WeakDataset(data.calibration, inputs)
     collected = collect_evidence(graph, dataset, context.progress)
@@ -106,17 +118,55 @@ def train_network(
 
     ``make_pair`` as in `train_dual_gp`.
     """
-    dual: TrainedDualGP | None = None
-    labelled = dual_gp_samples(data, settings)
-    if any(s.defective for s in labelled):
-        dual = train_dual_gp(WeakDataset(labelled, inputs), settings, *labelled_stage, make_pair)
-    good = WeakDataset([s for s in data.fit if not s.defective], inputs)
-    teacher, student, seconds = train_student(good, settings, *good_stage)
+    stages = train_stages(data, settings, inputs, labelled_stage, good_stage, make_pair)
+    dual, good, (teacher, student, seconds) = stages
     distance = train_distance(good, teacher, settings, good_stage.context)
     network = assemble(dual.tuned if dual else None, teacher, student, distance, settings)
     if dual is None:
         return TrainedNetwork(network, None, seconds)
     return TrainedNetwork(network, dual.separation, dual.seconds + seconds)
+
+
+class TrainedStages(NamedTuple):
+    """What trains by steps."""
+
+    dual: TrainedDualGP | None
+    good: WeakDataset
+    """The good fit images."""
+    student: TrainedStudent
+
+
+def train_stages(
+    data: WeakSplit,
+    settings: Settings,
+    inputs: InputCache,
+    labelled_stage: StagePlace,
+    good_stage: StagePlace,
+    make_pair: Callable[[], DualGP] | None = None,
+) -> TrainedStages:
+    """Dual GP, where there are defects to train on, and reverse student, as `train_network`."""
+    dual: TrainedDualGP | None = None
+    labelled = dual_gp_samples(data, settings)
+    if any(s.defective for s in labelled):
+        dual = train_dual_gp(WeakDataset(labelled, inputs), settings, *labelled_stage, make_pair)
+    good = WeakDataset([s for s in data.fit if not s.defective], inputs)
+    return TrainedStages(dual, good, train_student(good, settings, *good_stage))
+
+
+def stage_places(
+    data: WeakSplit, settings: Settings, context: TrainingContext
+) -> tuple[StagePlace, StagePlace]:
+    """The places of the Dual GP and of the reverse student in a run."""
+    return (
+        StagePlace(context, stage_key(settings, data.sha256, "dual_gp")),
+        StagePlace(context, stage_key(settings, data.good_fit_sha256, "student")),
+    )
+
+
+def train_stages_of_run(context: TrainingContext, data: WeakSplit, settings: Settings) -> None:
+    """`train_stages` as one of several processes, which leave their checkpoints alone."""
+    inputs = new_inputs(settings)
+    train_stages(data, settings, inputs, *stage_places(data, settings, context))
 
 
 def check_inference(fast: TorchRuntime, model: Model, dataset: WeakDataset) -> dict[str, float]:

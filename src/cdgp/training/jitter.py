@@ -16,7 +16,11 @@ HUES = (0.0, 2.0, 4.0)
 
 
 def jittered(
-    images: Tensor, strengths: tuple[float, float, float, float], seed: int, step: int
+    images: Tensor,
+    strengths: tuple[float, float, float, float],
+    seed: int,
+    step: int,
+    first: int = 0,
 ) -> Tensor:
     """Colour jitter (brightness, contrast, saturation, hue), drawn per image.
 
@@ -26,12 +30,13 @@ def jittered(
     Args:
         images: (B, 3, H, W) RGB in [0, 1].
         strengths: as ``ColorJitter`` takes them.
-        seed, step: all that the draws depend on.
+        seed, step, first: all that the draws depend on; ``first`` is the place of the first image
+            in its batch.
     """
     jitter = v2.ColorJitter(*strengths)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeded(seed, "jitter", step).initial_seed())
-        drawn = [jitter.make_params([]) for _ in images]
+        drawn = [jitter.make_params([]) for _ in range(first + len(images))][first:]
     found = images.clone()
     for image, factors in zip(found, drawn, strict=True):
         jitter_image(image, factors)

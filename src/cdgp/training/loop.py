@@ -55,6 +55,7 @@ def run_stage(stage: Stage, context: TrainingContext) -> float:
         TrainingError: the loss is not finite, or the checkpoint is damaged.
     """
     path = context.checkpoint(stage.file)
+    saves = path if context.share.rank == 0 else None
     first, before = load_checkpoint(path, stage) if path else (0, 0.0)
     groups = stage.optimizer.param_groups
     initial = [group.setdefault("initial_lr", group["lr"]) for group in groups]
@@ -78,12 +79,12 @@ def run_stage(stage: Stage, context: TrainingContext) -> float:
                 record = {key: round(float(found), 6) for key, found in diagnostics.items()}
                 context.log({"stage": stage.name, "step": step, "loss": round(value, 6), **record})
             advance(f"loss {value:.3f}")
-            if path and step < stage.steps - 1 and time.monotonic() - saved > SAVE_SECONDS:
-                save_checkpoint(path, stage, step + 1, before + time.monotonic() - began)
+            if saves and step < stage.steps - 1 and time.monotonic() - saved > SAVE_SECONDS:
+                save_checkpoint(saves, stage, step + 1, before + time.monotonic() - began)
                 saved = time.monotonic()
     seconds = before + time.monotonic() - began if first < stage.steps else before
-    if path and first < stage.steps:
-        save_checkpoint(path, stage, stage.steps, seconds)
+    if saves and first < stage.steps:
+        save_checkpoint(saves, stage, stage.steps, seconds)
     context.log({"stage": stage.name, "seconds": round(seconds, 1)})
     return round(seconds, 1)
 

@@ -10,12 +10,19 @@ from torch import Tensor, nn
 from cdgp.method.backbone import Encoder
 from cdgp.method.build import new_student, pretrained_encoder, seeded
 from cdgp.method.fold import fold_batch_norms
-from cdgp.method.student import ReverseStudent, corrupt, reconstruction_loss, residuals
+from cdgp.method.student import (
+    ReverseStudent,
+    StageTerms,
+    corrupt,
+    loss_of_terms,
+    reconstruction_terms,
+)
 from cdgp.method.windows import Place, Strides, cut, places
 from cdgp.presets import Settings, StudentSettings
-from cdgp.training.context import TrainingContext
+from cdgp.training.context import TrainingContext, reduced, reduced_dtype
 from cdgp.training.convolutions import fast_convolutions
 from cdgp.training.dataset import WeakDataset, shuffled_stream
+from cdgp.training.devices import ALONE, Share, synchronised
 from cdgp.training.loop import Stage, cosine, run_stage
 
 FILE = "student.safetensors"
@@ -75,29 +82,43 @@ class StudentTraining(nn.Module):
     """The student behind its frozen teacher; called with a batch, returns the loss."""
 
     def __init__(
-        self, teacher: Encoder, student: ReverseStudent, settings: StudentSettings
+        self,
+        teacher: Encoder,
+        student: ReverseStudent,
+        settings: StudentSettings,
+        share: Share = ALONE,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         # No module: the teacher is no part of the trained weights.
         self.target = TeacherFeatureCache(teacher)
         self.student = student
         self.settings = settings
+        self.share = share
+        self.dtype = dtype
+        """Of the networks' own computations; None is float32."""
 
     def forward(
         self, clean: Tensor, corrupted: Tensor, drawn: Sequence[Window]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of Eq. 22, of clean and corrupted normalised images (B, 3, H, W).
 
-        ``drawn`` names their windows.
+        ``drawn`` names their windows. The images are this process's rows of a batch, the loss is
+        that of the whole batch.
         """
         self.student.train()
-        target = self.target.of(drawn, clean)
-        sizes = [(f.shape[-2], f.shape[-1]) for f in target]
-        rebuilt = self.student(self.target.features(corrupted)[2], sizes)
-        s = self.settings
-        loss = reconstruction_loss(target, rebuilt, s.hard_fraction, s.hard_weight, s.smooth_weight)
-        with torch.no_grad():
-            means = [r.mean() for r in residuals(target, rebuilt)]
+        with reduced(self.dtype, clean.device):
+            target = self.target.of(drawn, clean)
+            sizes = [(f.shape[-2], f.shape[-1]) for f in target]
+            rebuilt = self.student(self.target.features(corrupted)[2], sizes)
+        own = reconstruction_terms([t.float() for t in target], [r.float() for r in rebuilt])
+        s, share = self.settings, self.share
+        terms = [
+            StageTerms(share.gathered(r, s.batch_size), share.mean(smooth, s.batch_size))
+            for r, smooth in own
+        ]
+        loss = loss_of_terms(terms, s.hard_fraction, s.hard_weight, s.smooth_weight)
+        means = [term.residual.detach().mean() for term in terms]
         return loss, {f"residual_{i + 1}": value for i, value in enumerate(means)}
 
 
@@ -117,7 +138,8 @@ def train_student(
     for part in (teacher, student):
         part.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     frozen = folded(teacher)
-    training = StudentTraining(frozen, student, s)
+    share = context.share
+    training = StudentTraining(frozen, student, s, share, reduced_dtype(settings))
     optimizer = torch.optim.AdamW(
         student.parameters(), lr=s.learning_rate, weight_decay=s.weight_decay
     )
@@ -126,20 +148,24 @@ def train_student(
     def batch(step: int) -> tuple[Tensor, Tensor, list[Window]]:
         start = step * s.batch_size
         chosen = shuffled_stream(indices, start, s.batch_size, settings.seed, "student")
+        rows = share.rows(s.batch_size)
         places_drawn = seeded(settings.seed, "windows", step)
-        images, drawn = drawn_windows(dataset, chosen, places_drawn, teacher.strides)
+        images, drawn = drawn_windows(
+            dataset, chosen[: rows.stop], places_drawn, teacher.strides, rows.start
+        )
         clean = teacher.normalise(images.to(device))
         generator = seeded(settings.seed, "corruption", step)
         corrupted = corrupt(
-            clean, generator, s.noise, s.blur_probability, s.erase_probability, s.erase_sides
-        )
+            clean, generator, s.noise, s.blur_probability, s.erase_probability, s.erase_sides,
+            rows.start,
+        )  # fmt: skip
         return clean, corrupted, drawn
 
     lr_lambda = cosine(s.steps, s.final_learning_rate / s.learning_rate)
     stage = Stage(
         "Reverse student", training, optimizer, s.steps, lr_lambda, batch, cache_key, FILE
     )
-    with fast_convolutions(frozen):
+    with fast_convolutions(frozen), synchronised(student, share):
         seconds = run_stage(stage, context)
     return TrainedStudent(teacher, student.eval(), seconds)
 
@@ -152,17 +178,23 @@ def folded(teacher: Encoder) -> Encoder:
 
 
 def drawn_windows(
-    dataset: WeakDataset, indices: Sequence[int], generator: torch.Generator, strides: Strides
+    dataset: WeakDataset,
+    indices: Sequence[int],
+    generator: torch.Generator,
+    strides: Strides,
+    first: int = 0,
 ) -> tuple[Tensor, list[Window]]:
     """(B, 3, H, W): of each image one window, drawn among all; all of it where it is not tiled.
 
-    Eq. 22 is a mean over the positions of good images, so any of their windows estimates it.
+    Eq. 22 is a mean over the positions of good images, so any of their windows estimates it. Images
+    before ``first`` have their draws and nothing else.
     """
     images, windows = [], []
-    for index in indices:
-        whole = dataset.input(index)
-        possible = places(whole.shape[1:], dataset.size, strides)
+    for row, index in enumerate(indices):
+        size = dataset.input(index).shape[1:] if dataset.tile else dataset.size
+        possible = places(size, dataset.size, strides)
         place = possible[int(torch.randint(len(possible), (), generator=generator))]
-        images.append(cut(whole, place, dataset.size))
-        windows.append((index, place))
+        if row >= first:
+            images.append(cut(dataset.input(index), place, dataset.size))
+            windows.append((index, place))
     return torch.stack(images), windows

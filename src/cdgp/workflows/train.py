@@ -29,6 +29,7 @@ from cdgp.report.html import TrainingFacts
 from cdgp.report.results import ResultFiles, overlays_of
 from cdgp.training.context import new_context
 from cdgp.training.fit import check_calibration, train
+from cdgp.training.processes import check_devices
 from cdgp.workflows.evaluate import score_samples
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ def train_run(
     save_maps: bool = False,
     resume: bool = False,
     overwrite: bool = False,
+    devices: int = 1,
     progress: Progress | None = None,
 ) -> Run:
     """Train on good images and defective ones, if any, and evaluate on the test part.
@@ -77,6 +79,9 @@ def train_run(
         save_maps: also write the raw maps of the test images.
         resume: go on with the interrupted run in ``out``.
         overwrite: replace an earlier training in ``out``; files of other origin stay.
+        devices: how many GPUs train, or processes where there is no GPU. The model differs by
+            rounding alone. A script that gives more than one puts its work below
+            ``if __name__ == "__main__":``.
         progress: where to show the progress; nowhere where None.
 
     Raises:
@@ -96,9 +101,11 @@ def train_run(
     if not isinstance(data, Manifest):
         data = path_of(data, "data")
     settings, progress = settings or preset_settings(), progress or Quiet()
+    check_devices(devices, settings)
     if out is None:
         manifest, weak, found = _prepared(data, settings, progress)
-        model = _with_seen(train(weak, settings, new_context(None, None, progress)), manifest)
+        context = new_context(None, None, progress, devices)
+        model = _with_seen(train(weak, settings, context), manifest)
         return _evaluate_test(model, manifest, found, None, progress)
     folder = path_of(out, "out")
     if not isinstance(data, Manifest):
@@ -106,7 +113,7 @@ def train_run(
     with run_folder.lock(folder, "train"):
         run_folder.check_startable(folder, settings, resume, overwrite)
         manifest, weak, found = _prepared(data, settings, progress)
-        model = _train_into(folder, manifest, weak, found, settings, resume, progress)
+        model = _train_into(folder, manifest, weak, found, settings, resume, devices, progress)
         run_id = run_folder.run_id_of(model.provenance) or run_folder.go_on(folder, "train")
         place = _Place(folder, run_id, save_maps)
         return _evaluate_test(model, manifest, found, place, progress)
@@ -167,6 +174,7 @@ def _train_into(
     found: Audit,
     settings: Settings,
     resume: bool,
+    devices: int,
     progress: Progress,
 ) -> artifact.Model:
     """Train in a run's folder, or take the model that a resumed run has finished."""
@@ -191,9 +199,11 @@ def _train_into(
     write_text(
         folder / run_folder.CHECK, json.dumps(found.record() | {"run_id": run_id}, indent=1) + "\n"
     )
-    context = new_context(folder / run_folder.CHECKPOINTS, folder / run_folder.LOG, progress)
+    context = new_context(
+        folder / run_folder.CHECKPOINTS, folder / run_folder.LOG, progress, devices
+    )
     begun = {"stage": "start", "run_id": run_id, "manifest_sha256": manifest.sha256}
-    context.log({**begun, "resumed": resume})
+    context.log({**begun, "resumed": resume, "devices": devices})
     model = _with_seen(train(weak, settings, context), manifest)
     model = model._replace(provenance=model.provenance | {"run_id": run_id})
     artifact.save(place, model)

@@ -1,0 +1,101 @@
+"""The first ten steps of both stages: losses and time by number of devices and by precision.
+
+    python -m cdgp_bench.studies.devices [--input-size 256]
+
+Every variant trains on the same synthetic surfaces with the defaults of `lite`, in processes of its
+own, which together have as many threads as torch takes here. ``one, half the threads`` shows what
+another order of summation does to one process. Writes docs/results/devices.json.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cdgp.data.manifest import WeakSplit
+from cdgp.files import write_text
+from cdgp.presets import Settings, settings
+from cdgp.progress import Quiet
+from cdgp.training import loop
+from cdgp.training.context import TrainingContext, new_context
+from cdgp.training.fit import train_stages_of_run
+from cdgp.training.processes import run_on_devices
+from cdgp.workflows.train import prepare_manifest
+from cdgp_bench.measure.harness import machine
+from cdgp_bench.synthetic import make_dataset
+
+OUT = Path("docs/results/devices.json")
+STEPS = 10
+STAGES = ("Dual GP", "Reverse student")
+VARIANTS = {
+    "one": (1, 1, "float32"),
+    "two": (2, 1, "float32"),
+    "one, half the threads": (1, 2, "float32"),
+    "one, bfloat16": (1, 1, "bfloat16"),
+}
+"""Devices, by what the threads are divided, and precision."""
+
+
+def every_step(context: TrainingContext, data: WeakSplit, chosen: Settings, threads: int) -> None:
+    """Train both stages, log each step, and the processor time of this process at each one."""
+    torch.set_num_threads(threads)
+    loop.LOG_EVERY = 1
+    began = time.process_time()
+    log = context.log
+
+    def timed(record: Any) -> None:
+        log({**record, "cpu": time.process_time() - began, "at": time.monotonic()})
+
+    train_stages_of_run(replace(context, log=timed), data, chosen)
+
+
+def measured(data: WeakSplit, chosen: Settings, devices: int, threads: int) -> dict[str, Any]:
+    """Losses, and seconds of wall and of the first process's CPU a step after the first."""
+    records: list[dict[str, Any]] = []
+    context = replace(
+        new_context(None, None, Quiet(), devices), log=lambda r: records.append(dict(r))
+    )
+    run_on_devices(every_step, context, data, chosen, threads)
+    found: dict[str, Any] = {}
+    for stage in STAGES:
+        steps = [r for r in records if r["stage"] == stage and "loss" in r]
+        found[stage] = {
+            "losses": [r["loss"] for r in steps],
+            **{name: round((steps[-1][key] - steps[0][key]) / (len(steps) - 1), 3)
+               for name, key in (("seconds", "at"), ("cpu_seconds", "cpu"))},
+        }  # fmt: skip
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--input-size", type=int, default=256)
+    given = parser.parse_args()
+    threads = torch.get_num_threads()
+    record: dict[str, Any] = {"machine": machine(), "input_size": given.input_size}
+    with tempfile.TemporaryDirectory() as folder:
+        surfaces = make_dataset(Path(folder), size=(given.input_size, given.input_size))
+        for name, (devices, divided, precision) in VARIANTS.items():
+            chosen = settings(
+                "lite", input_size=(given.input_size, given.input_size),
+                dual_gp={"steps": STEPS, "no_separation": "flag"}, student={"steps": STEPS},
+                training={"precision": precision},
+            )  # fmt: skip
+            manifest, _ = prepare_manifest(surfaces, chosen, Quiet())
+            each = max(1, threads // (devices * divided))
+            record[name] = measured(manifest.weak_split(), chosen, devices, each)
+    for name in VARIANTS:
+        for stage in STAGES:
+            pairs = zip(record[name][stage]["losses"], record["one"][stage]["losses"], strict=True)
+            record[name][stage]["off"] = [round(abs(a - b), 6) for a, b in pairs]
+    write_text(OUT, json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
 from starlette.exceptions import HTTPException
 
-from cdgp.station import review
+from cdgp.station import messages, review
 from cdgp.station.accounts import User
 from cdgp.station.intake import Facts, clean, line_named
 from cdgp.station.pipeline import heat_name
@@ -121,6 +121,7 @@ def give_verdict(
     seen = [Seen(image.id, image.version) for image in asked.images]
     with station_of(request).store.write() as connection:
         versions = review.review(connection, user, asked.verdict, seen, asked.reason)
+        messages.reviewed(connection, versions, user.name)
     return {"versions": versions}
 
 
@@ -128,7 +129,9 @@ def give_verdict(
 def undo(request: Request, user: Annotated[User, needs("operator")]) -> dict[str, Any]:
     """Take back this user's newest verdict."""
     with station_of(request).store.write() as connection:
-        return {"versions": review.undo(connection, user)}
+        versions = review.undo(connection, user)
+        messages.reviewed(connection, versions, user.name)
+    return {"versions": versions}
 
 
 @router.get("/api/v1/images/{image_id}")

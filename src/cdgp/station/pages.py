@@ -398,7 +398,8 @@ def _settings(request: Request, user: User, secret: str = "", what: str = "") ->
         request, "settings.html", user, lines=known, live=live, history=history, tokens=issued,
         people=people if user.may("administrator") else [], models=kept,
         candidates=station.models_to_choose(), folder=station.candidates, roles=ROLES,
-        config=station.config.model_dump(), secret=secret, what=what,
+        config=station.config.model_dump(), backlog=station.outbox.backlog(), secret=secret,
+        what=what,
     )  # fmt: skip
 
 

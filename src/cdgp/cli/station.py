@@ -138,6 +138,20 @@ def verify_audit(home: Home = Path("station"), database: Database = None) -> Non
 
 @station.command()
 @handle_errors
+def dashboard() -> None:
+    """Print a Grafana dashboard of what Prometheus reads at /metrics, as JSON.
+
+    Examples:
+
+      cdgp station dashboard > station.json
+    """
+    from importlib.resources import files
+
+    typer.echo(files("cdgp.station").joinpath("dashboard.json").read_text("utf-8"), nl=False)
+
+
+@station.command()
+@handle_errors
 def demo(
     home: Home = Path("station-demo"),
     model: Annotated[

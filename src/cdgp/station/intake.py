@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, insert, select
 
-from cdgp.data.images import MIN_SIDE, image_size
-from cdgp.errors import ImageError, StationError
+from cdgp.errors import StationError
 from cdgp.files import printable
 from cdgp.station import trail
 from cdgp.station.config import Config
+from cdgp.station.decoding import Decoder
 from cdgp.station.schema import groups, images, insert_row, lines
 from cdgp.station.store import Store
 
@@ -118,6 +118,7 @@ class Intake:
         self.incoming.mkdir(parents=True, exist_ok=True)
         for left in self.incoming.iterdir():  # by a process that was killed
             left.unlink()
+        self.decoder = Decoder()
         self._random = random.SystemRandom()
 
     @contextmanager
@@ -162,7 +163,7 @@ class Intake:
             facts: of the image.
 
         Raises:
-            ImageError: no image that can be read.
+            ImageError: no image that can be decoded.
             TooLargeError: of too many pixels.
             NoRoomError: the disk is full.
         """
@@ -197,19 +198,11 @@ class Intake:
             return _entered(connection, line_id, digest, part)
 
     def _checked_size(self, path: Path) -> tuple[int, int]:
-        try:
-            height, width = image_size(path, first_page=True)
-        except ImageError as error:
-            raise ImageError(str(error).replace(str(path), "the image")) from error
+        height, width = self.decoder.check(path, self.config.megapixels)
         if height * width > self.config.megapixels * 1e6:
             raise TooLargeError(
                 f"the image has {width} × {height} pixels, more than {self.config.megapixels:g} "
                 "million; crop it, or raise megapixels"
-            )
-        if min(height, width) < MIN_SIDE:
-            raise ImageError(
-                f"the image has {width} × {height} pixels; at least {MIN_SIDE} × {MIN_SIDE} are "
-                "needed"
             )
         return height, width
 

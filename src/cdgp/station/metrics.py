@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 
 from cdgp.station import review
 from cdgp.station.intake import waiting
-from cdgp.station.schema import alarms, images, lines, reviews
+from cdgp.station.schema import alarms, images, lines, reviews, watched
 from cdgp.station.service import Station
 
 
@@ -50,7 +50,11 @@ class StationCollector(Collector):
             open_alarms = connection.scalar(
                 select(func.count()).where(alarms.c.acknowledged_at.is_(None))
             )
+            refused = connection.scalar(select(func.count()).where(watched.c.problem != ""))
         yield from (decided, depth, oldest, *self._messages())
+        yield GaugeMetricFamily(
+            "cdgp_station_watched_refused", "Watched files that are no image.", refused or 0
+        )
         yield GaugeMetricFamily(
             "cdgp_station_alarms", "Alarms that wait for somebody.", open_alarms or 0
         )

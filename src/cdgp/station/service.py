@@ -78,6 +78,7 @@ class Station:
         self.trials.wake.set()
         for thread in self._threads:
             thread.join()
+        self.intake.decoder.close()
         self.store.close()
 
     def models_to_choose(self) -> list[str]:

@@ -1,0 +1,172 @@
+"""An image that the decoder cannot bear costs that image, whatever it does to the process."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sqlalchemy import select
+from tests.cdgp.station.serving import Served, grey, serving
+from tests.helpers import raised
+
+from cdgp.errors import ImageError
+from cdgp.station import decoding
+from cdgp.station.decoding import Decoder
+from cdgp.station.schema import watched
+
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux alone")
+
+EVIL = """
+import ctypes, os, sys, time
+from cdgp.station import decoding
+
+decoding.SECONDS, decoding.MEGAPIXEL = 0.2, 0
+read = decoding.read_image
+
+def evil(path, white, first_page):
+    pixels = read(path, white, first_page)
+    level = round(float(pixels.mean()) * 255)
+    if level == 10:
+        ctypes.string_at(0)  # reads where no memory is
+    if level == 20:
+        bytearray(8 * 2**30)
+    if level == 30:
+        while True:
+            pass
+    if level == 40:
+        os._exit(3)
+    if level == 50:
+        time.sleep(60)
+    if level == 60:
+        print("noise of a library", flush=True)
+    return pixels
+
+decoding.read_image = evil
+decoding.main()
+"""
+
+
+@pytest.fixture
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoder]:
+    """A decoder to which images of some brightness do harm."""
+    script = tmp_path / "evil.py"
+    script.write_text(EVIL)
+    monkeypatch.setattr(decoding, "COMMAND", (sys.executable, str(script)))
+    found = Decoder()
+    yield found
+    found.close()
+
+
+def flat(folder: Path, level: int) -> Path:
+    path = folder / f"flat-{level}.png"
+    Image.fromarray(np.full((16, 20), level, np.uint8)).save(path)
+    return path
+
+
+@POSIX
+def test_harm_is_done_to_one_image_alone(
+    evil: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine = flat(tmp_path, 60)
+    assert evil.check(fine, 1) == (16, 20), "what a library prints is no answer"
+    told = {10: "crashes the decoder (SIGSEGV)", 30: "too long", 40: "exit code 3"}
+    for level, words in told.items():
+        path = flat(tmp_path, level)
+        message = raised(lambda path=path: evil.check(path, 1), words, error=ImageError)  # type: ignore[misc]
+        assert str(tmp_path) not in message
+        assert evil.check(fine, 1) == (16, 20)
+    monkeypatch.setattr(decoding, "SECONDS", 0.05)
+    monkeypatch.setattr(decoding, "MEGAPIXEL", 0)
+    raised(lambda: evil.check(flat(tmp_path, 50), 1), "too long", error=ImageError)
+    monkeypatch.setattr(decoding, "SECONDS", 10)
+    assert evil.check(fine, 1) == (16, 20)
+
+
+@LINUX
+def test_memory_is_bounded_and_the_process_stays(evil: Decoder, tmp_path: Path) -> None:
+    fine = flat(tmp_path, 100)
+    evil.check(fine, 1)
+    process = evil._process
+    raised(lambda: evil.check(flat(tmp_path, 20), 1), "memory", error=ImageError)
+    assert evil.check(fine, 1) == (16, 20)
+    assert evil._process is process
+
+
+@POSIX
+def test_a_process_that_was_killed_between_images_is_replaced(
+    decoder: Decoder, tmp_path: Path
+) -> None:
+    path = grey(tmp_path, 10)
+    decoder.check(path, 1)
+    assert decoder._process
+    os.kill(decoder._process.pid, signal.SIGKILL)
+    decoder._process.wait()
+    assert decoder.check(path, 1) == (16, 20)
+
+
+def test_sizes_and_refusals_are_those_of_reading(decoder: Decoder, tmp_path: Path) -> None:
+    turned = tmp_path / "turned.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.zeros((16, 32), np.uint8)).save(turned, exif=exif)
+    assert decoder.check(turned, 1) == (32, 16)
+    torn = tmp_path / "torn.jpg"  # its header is sound
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 255, (64, 64, 3), np.uint8)).save(torn)
+    torn.write_bytes(torn.read_bytes()[:-500])
+    message = raised(lambda: decoder.check(torn, 1), "the image", "Premature", error=ImageError)
+    assert str(torn) not in message
+    assert decoder.check(torn, 0.001) == (64, 64), "it is too large, and so not decoded"
+
+
+def test_a_process_that_does_not_start_is_no_fault_of_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "COMMAND", (sys.executable, "-c", "raise SystemExit(5)"))
+    with pytest.raises(OSError, match="does not start"):
+        Decoder().check(grey(tmp_path, 10), 1)
+
+
+@POSIX
+def test_uploads_and_watched_files_go_on_after_a_crash(
+    evil: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdgp.station.watching.Watcher.run", lambda self, stop: None)
+    monkeypatch.setattr("cdgp.station.intake.Decoder", lambda: evil)
+    folder = tmp_path / "camera"
+    folder.mkdir()
+    flat(folder, 10)
+    grey(folder, 100)
+    config = f'[[watch]]\nfolder = "{folder}"\nline = "b"\n'
+    with serving(tmp_path / "home", config) as served:
+        operator = served.person("operator")
+        told: list[int] = []
+        threads = [
+            threading.Thread(target=lambda path=path: told.append(operator.upload(path)["status"]))
+            for path in [flat(tmp_path, 10), *(grey(tmp_path, level) for level in range(70, 76))]
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(told) == [202] * 6 + [422]
+        served.station.watcher.look(0.0)
+        assert served.station.watcher.look(2.0) == 2
+        page = served.person("engineer").get("/settings").text
+        assert "flat-10.png: the image crashes the decoder (SIGSEGV)" in page
+        assert "cdgp_station_watched_refused 1.0" in operator.get("/metrics").text
+        assert kept(served) == [("100-0.png", ""), ("flat-10.png", "crashes the decoder")]
+    assert evil._process is None
+
+
+def kept(served: Served) -> list[tuple[str, str]]:
+    """Watched files with what was wrong, in short."""
+    with served.station.store.read() as connection:
+        rows = connection.execute(select(watched).order_by(watched.c.path)).fetchall()
+    return [(Path(row.path).name, row.problem[10:29]) for row in rows]

@@ -136,6 +136,27 @@ def verify_audit(home: Home = Path("station"), database: Database = None) -> Non
     say(f"{count} entries, all sound; the last hash is {last or 'none'}")
 
 
+@station.command(name="reset-password")
+@handle_errors
+def reset_password(
+    name: Annotated[str, typer.Argument(help="Name of the user.")],
+    home: Home = Path("station"),
+    database: Database = None,
+) -> None:
+    """Give a user a new one-time password; their sessions end.
+
+    On the station's machine, whether the station runs or not.
+
+    Examples:
+
+      cdgp station reset-password admin --home /srv/station
+    """
+    check_installed()
+    from cdgp.station.resetting import reset
+
+    say(f"user {name}, one-time password: {reset(home, database, name)}")
+
+
 @station.command()
 @handle_errors
 def dashboard() -> None:

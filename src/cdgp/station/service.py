@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from cdgp import run_folder
-from cdgp.station import retention
+from cdgp.station import resetting, retention
 from cdgp.station.alarms import Drift
 from cdgp.station.candidates import Trials
 from cdgp.station.config import read_config
@@ -63,7 +63,7 @@ class Station:
         works: list[tuple[str, Callable[[threading.Event], None]]] = [
             ("score", self.pipeline.run), ("watch", self.watcher.run), ("clear", self._clear),
             ("try", self.trials.run), ("train", self.retraining.run),
-            ("drift", self.drift.run),
+            ("drift", self.drift.run), ("reset", partial(resetting.answer, self.store)),
             *((f"tell {name}", partial(self.outbox.run, name)) for name in self.outbox.send),
         ]  # fmt: skip
         for name, work in works:

@@ -189,10 +189,10 @@ def demo(
       cdgp station serve --home station-demo
     """
     check_installed()
-    from cdgp.cli.demo import solar_cells, train_demo
+    from cdgp.cli.demo import new_cells, short_training, train_demo
     from cdgp.errors import StationError
     from cdgp.run_folder import model_file
-    from cdgp.station.demo import CELLS, fill
+    from cdgp.station.demo import DEFECTIVE, GOOD, configure, fill
     from cdgp.station.service import Station
 
     if home.exists() and any(home.iterdir()):
@@ -201,10 +201,10 @@ def demo(
         warn("training a small model first, as cdgp demo does")
         train_demo(home.with_name(f"{home.name}-run"), bars(False))
         model = home.with_name(f"{home.name}-run")
+    configure(home, short_training())
     opened = Station(home)
     try:
-        cells = [sample.image for sample in solar_cells(CELLS).samples]
-        password = fill(opened, model_file(model), cells)
+        password = fill(opened, model_file(model), new_cells(GOOD, DEFECTIVE))
     finally:
         opened.close()
     say(f"station {home} is filled: cdgp station serve --home {home}")

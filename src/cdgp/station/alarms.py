@@ -102,7 +102,7 @@ class Drift:
             waiting = connection.scalar(
                 select(func.count()).where(alarms.c.acknowledged_at.is_(None))
             )
-        self.problem = f"drift: {waiting} alarms wait for somebody; see Drift" if waiting else ""
+        self.problem = f"drift: open alarms: {waiting}; see Drift" if waiting else ""
         return done
 
     def cameras(self, line_id: int, model_id: int) -> list[CameraState]:

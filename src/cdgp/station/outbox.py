@@ -115,7 +115,7 @@ class Outbox:
         if not any(self._errors.values()):
             return ""
         return "; ".join(
-            f"{it.waiting} messages wait for {it.name}: {it.error}"
+            f"the {it.name} takes no messages, {it.waiting} waiting: {it.error}"
             for it in self.backlog()
             if it.error
         )
@@ -291,7 +291,8 @@ def to_webhook(url: str, headers: Mapping[str, str]) -> Send:
             except urllib.error.HTTPError as error:
                 raise DeliveryError(f"{url}: answers {error.code} {error.reason}") from error
             except (OSError, ValueError) as error:
-                raise DeliveryError(f"{url}: cannot be reached: {error}") from error
+                reason = getattr(error, "reason", error)
+                raise DeliveryError(f"{url}: cannot be reached: {reason}") from error
             yield
 
     return send

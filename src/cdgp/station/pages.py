@@ -100,6 +100,12 @@ def age(since: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
+def short(value: float) -> float:
+    """A threshold with four digits that count."""
+    return float(f"{value:.4g}")
+
+
+environment.filters["short"] = short
 environment.filters["moment"] = moment
 environment.filters["age"] = age
 

@@ -349,7 +349,7 @@ def test_a_station_tells_what_happens_once_the_receiver_is_there(
         work(served, tmp_path)
         while not served.station.problems():
             time.sleep(0.01)
-        assert any("messages wait for webhook" in text for text in served.station.problems())
+        assert any("webhook takes no messages" in text for text in served.station.problems())
         engineer = served.person("engineer")
         page = engineer.get("/settings").text
         assert "cannot be reached" in page

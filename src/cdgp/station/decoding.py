@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,14 +23,24 @@ from cdgp.data.images import image_size, read_image
 from cdgp.errors import ImageError
 
 COMMAND = (sys.executable, "-m", "cdgp.station.decoding")
-MEMORY, PIXEL = 768 * 2**20, 64
+MEMORY, PIXEL = 768 * 2**20, 96
 """Bytes that the process may take, and those that each pixel of the image adds. The process itself
-takes 120 MiB, and the formats of `cdgp.data` 15 to 24 bytes a pixel."""
-SECONDS, MEGAPIXEL = 10.0, 0.5
-"""Seconds of processor time an image, and those that each million pixels add: JPEG 2000, which
-takes longest, takes 0.08."""
-PATIENCE = 4.0
+takes 120 MiB, and images 15 to 24 bytes a pixel, CMYK with a profile 59."""
+SECONDS, MEGAPIXEL = 10.0, 2.0
+"""Seconds of processor time an image, and those that each million pixels add. Most formats
+take 0.01 to 0.08, CMYK with a profile 0.4."""
+PATIENCE = 2.0
 """The station waits so many times as long."""
+GRACE = 5.0
+"""Seconds that it may take to end after its last word."""
+RENEW = 1000
+"""A process answers so many times, so that what a library never gives back does not add up."""
+SECRETS = "CDGP_STATION_"
+NO_MEMORY: dict[str, Any] = {
+    "error": "the image needs more memory than one of its size should; save it as PNG",
+    "memory": True,
+}
+"""The answer to an image for which there was too little."""
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TIFFFILE_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "1",
@@ -42,6 +53,7 @@ class Decoder:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._answered = 0
         self._lock = threading.Lock()
 
     def check(self, path: Path, megapixels: float) -> tuple[int, int]:
@@ -56,24 +68,14 @@ class Decoder:
             OSError: the process cannot be started.
         """
         with self._lock:
-            process = self._ready()
-            stdin, stdout = _pipes(process)
-            longest = PATIENCE * seconds(megapixels * 1e6)
-            killing = threading.Timer(longest, process.kill)
-            killing.daemon = True
-            killing.start()
-            try:
-                stdin.write(json.dumps([str(path), megapixels]).encode() + b"\n")
-                stdin.flush()
-                line = stdout.readline()
-            except BrokenPipeError:
-                line = b""
-            waiting = killing.is_alive()
-            killing.cancel()
-            if not line.endswith(b"\n"):
-                code = self._end()
-                raise ImageError(f"the image {_ending(code, waiting)}; save it as PNG")
-        answer = json.loads(line)
+            if self._answered >= RENEW:
+                self._end()
+            alone, answer = False, NO_MEMORY
+            while "memory" in answer and not alone:  # what earlier images left may have taken it
+                answer = self._ask(path, megapixels)
+                alone = self._answered == 1
+                if "memory" in answer:
+                    self._end()
         if "error" in answer:
             raise ImageError(str(answer["error"]))
         height, width = answer["size"]
@@ -84,15 +86,39 @@ class Decoder:
         with self._lock:
             self._end()
 
+    def _ask(self, path: Path, megapixels: float) -> dict[str, Any]:
+        process = self._ready()
+        stdin, stdout = _pipes(process)
+        killing = threading.Timer(PATIENCE * seconds(megapixels * 1e6), process.kill)
+        killing.daemon = True
+        killing.start()
+        try:
+            stdin.write(json.dumps([str(path), megapixels]).encode() + b"\n")
+            stdin.flush()
+            line = stdout.readline()
+        except BrokenPipeError:
+            line = b""
+        waiting = killing.is_alive()
+        killing.cancel()
+        if not line.endswith(b"\n"):
+            with suppress(subprocess.TimeoutExpired):  # it is about to end, and tells why
+                process.wait(GRACE)
+            return {"error": f"the image {_ending(self._end(), waiting)}; save it as PNG"}
+        self._answered += 1
+        found: dict[str, Any] = json.loads(line)
+        return found
+
     def _ready(self) -> "subprocess.Popen[bytes]":
         """The process, a new one where the last has ended."""
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._end()
+        # Without the station's secrets, which it has no use for.
+        own = {key: value for key, value in os.environ.items() if not key.startswith(SECRETS)}
         process = subprocess.Popen(
-            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **ONE_THREAD}
+            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**own, **ONE_THREAD}
         )
-        self._process = process
+        self._process, self._answered = process, 0
         if not _pipes(process)[1].readline():
             code = self._end()
             raise ChildProcessError(f"the process that decodes images does not start (code {code})")
@@ -117,9 +143,9 @@ def _pipes(process: "subprocess.Popen[bytes]") -> tuple[IO[bytes], IO[bytes]]:
 
 def _ending(code: int, waiting: bool) -> str:
     """What an image did to the process that has ended with a code."""
-    if not waiting or code == -getattr(signal, "SIGXCPU", 0):
-        return "takes too long to decode"
     why = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    if not waiting or why == "SIGXCPU":
+        return "takes too long to decode"
     return f"crashes the decoder ({why})"
 
 
@@ -148,10 +174,12 @@ def _answer(path: Path, megapixels: float) -> dict[str, Any]:
         if height * width <= megapixels * 1e6:
             limit(height * width)
             read_image(path, 65535, first_page=True)
-    except ImageError as error:
-        return {"error": str(error).replace(str(path), "the image")}
     except MemoryError:
-        return {"error": "the image needs more memory than one of its size should"}
+        return NO_MEMORY
+    except ImageError as error:
+        if isinstance(error.__cause__, MemoryError):
+            return NO_MEMORY
+        return {"error": str(error).replace(str(path), "the image")}
     return {"size": [height, width]}
 
 

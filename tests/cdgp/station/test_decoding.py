@@ -23,11 +23,12 @@ POSIX = pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux alone")
 
 EVIL = """
-import ctypes, os, sys, time
+import ctypes, mmap, os, sys, time
 from cdgp.station import decoding
 
 decoding.SECONDS, decoding.MEGAPIXEL = 0.2, 0
 read = decoding.read_image
+kept = []
 
 def evil(path, white, first_page):
     pixels = read(path, white, first_page)
@@ -35,7 +36,15 @@ def evil(path, white, first_page):
     if level == 10:
         ctypes.string_at(0)  # reads where no memory is
     if level == 20:
-        bytearray(8 * 2**30)
+        raise decoding.ImageError("no") from MemoryError()
+    if level == 25:  # a library that never gives back
+        try:
+            kept.append(mmap.mmap(-1, 500 * 2**20))
+        except OSError:
+            raise MemoryError
+    if level == 35:
+        with open(sys.argv[1], "w") as file:
+            file.write(" ".join(os.environ))
     if level == 30:
         while True:
             pass
@@ -57,7 +66,8 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoder]:
     """A decoder to which images of some brightness do harm."""
     script = tmp_path / "evil.py"
     script.write_text(EVIL)
-    monkeypatch.setattr(decoding, "COMMAND", (sys.executable, str(script)))
+    command = (sys.executable, str(script), str(tmp_path / "environment"))
+    monkeypatch.setattr(decoding, "COMMAND", command)
     found = Decoder()
     yield found
     found.close()
@@ -89,13 +99,32 @@ def test_harm_is_done_to_one_image_alone(
 
 
 @LINUX
-def test_memory_is_bounded_and_the_process_stays(evil: Decoder, tmp_path: Path) -> None:
-    fine = flat(tmp_path, 100)
-    evil.check(fine, 1)
-    process = evil._process
+def test_memory_is_bounded_and_what_leaked_is_given_back(evil: Decoder, tmp_path: Path) -> None:
+    leaking, fine = flat(tmp_path, 25), flat(tmp_path, 60)
+    for _ in range(3):  # the second does not fit into the same process
+        assert evil.check(leaking, 1) == (16, 20)
+    monstrous = tmp_path / "monstrous.png"
+    Image.fromarray(np.zeros((3000, 3000), np.uint8)).save(monstrous)
     raised(lambda: evil.check(flat(tmp_path, 20), 1), "memory", error=ImageError)
+    assert evil._process is None
     assert evil.check(fine, 1) == (16, 20)
-    assert evil._process is process
+    assert evil.check(monstrous, 10) == (3000, 3000), "it is large, and honest"
+
+
+def test_a_process_is_renewed_and_has_no_secrets(
+    evil: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CDGP_STATION_DB", "postgresql://me:secret@host/x")
+    monkeypatch.setattr(decoding, "RENEW", 2)
+    evil.check(flat(tmp_path, 35), 1)
+    known = (tmp_path / "environment").read_text().split()
+    assert "PATH" in known
+    assert not [name for name in known if name.startswith("CDGP_STATION_")]
+    first = evil._process
+    evil.check(flat(tmp_path, 60), 1)
+    assert evil._process is first
+    evil.check(flat(tmp_path, 60), 1)
+    assert evil._process is not first
 
 
 @POSIX

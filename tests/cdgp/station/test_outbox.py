@@ -79,10 +79,17 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(tmp_path / "home")
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """A fresh store: on SQLite, but where a test asks for both kinds."""
+    url = request.getfixturevalue("postgres") if getattr(request, "param", None) else None
+    made = Store(tmp_path / "home", url)
     yield made
     made.close()
+
+
+both = pytest.mark.parametrize(
+    "store", [pytest.param(None, id="sqlite"), pytest.param("x", id="postgresql")], indirect=True
+)
 
 
 @pytest.fixture
@@ -152,6 +159,7 @@ def test_messages_arrive_in_order_over_refusals_and_lost_answers(
     assert rows(store) == 0
 
 
+@both
 def test_a_receiver_out_of_reach_gets_all_after_restarts(store: Store) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}/events"
@@ -196,6 +204,7 @@ def test_one_receiver_does_not_wait_for_another(server: Server, store: Store) ->
     assert numbers(server.events) == [0, 1, 2, 3]
 
 
+@both
 def test_without_receivers_nothing_is_kept(store: Store) -> None:
     append(store, 0)
     box_for(store, broker=refused)
@@ -219,6 +228,7 @@ def test_a_message_is_there_exactly_where_its_event_is(store: Store) -> None:
     assert [message.data for message in got] == [{"number": 1}]
 
 
+@both
 def test_the_oldest_are_dropped_and_the_loss_is_told(store: Store) -> None:
     got: list[Message] = []
     box = box_for(store, 100, broker=refused, web=kept_by(got))

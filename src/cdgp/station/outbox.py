@@ -100,13 +100,15 @@ class Outbox:
         self.store, self.send, self.most = store, dict(send), most
         self._errors = dict.fromkeys(send, "")
         with store.write() as connection:
-            known = set(connection.scalars(select(receivers.c.name)))
-            for name in sorted(send.keys() - known):
+            known = {row.name: row.delivered for row in connection.execute(select(receivers))}
+            for name in sorted(send.keys() - known.keys()):
                 connection.execute(insert(receivers).values(name=name, delivered=0, lost=0))
                 trail.append(connection, trail.STATION, "receiver added", name)
-            for name in sorted(known - send.keys()):
+            for name in sorted(known.keys() - send.keys()):
+                dropped = connection.scalar(select(func.count()).where(outbox.c.id > known[name]))
                 connection.execute(delete(receivers).where(receivers.c.name == name))
-                trail.append(connection, trail.STATION, "receiver removed", name)
+                before = {"messages waiting": dropped}
+                trail.append(connection, trail.STATION, "receiver removed", name, before=before)
             _remove_delivered(connection)
 
     @property

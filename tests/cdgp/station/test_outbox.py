@@ -213,8 +213,11 @@ def test_without_receivers_nothing_is_kept(store: Store) -> None:
     box_for(store)
     assert rows(store) == 0
     with store.read() as connection:
-        told = [(e["action"], e["subject"]) for e in trail.entries(connection)]
-    assert told == [("receiver added", "broker"), ("receiver removed", "broker")]
+        told = [(e["action"], e["subject"], e["before"]) for e in trail.entries(connection)]
+    assert told == [
+        ("receiver added", "broker", "null"),
+        ("receiver removed", "broker", '{"messages waiting": 1}'),
+    ]
 
 
 def test_a_message_is_there_exactly_where_its_event_is(store: Store) -> None:

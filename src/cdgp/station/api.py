@@ -4,6 +4,8 @@ import asyncio
 import json
 from typing import Annotated, Any, Literal
 
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
@@ -24,8 +26,12 @@ MOST_CLAIMED = 60
 MOST_REVIEWED = 500
 LONGEST_WAIT = 30.0
 BOXES = 20
+ENTERING = 8
+"""Threads that enter images at the same time. They wait for one another where an image takes long,
+and all other requests need threads too."""
 
 router = APIRouter()
+_entering: RunVar[CapacityLimiter] = RunVar("entering")
 
 
 def station_of(request: Request) -> Station:
@@ -81,7 +87,9 @@ async def upload(
     with intake.receiving() as file:
         async for chunk in request.stream():
             file.add(chunk)
-        entered = await run_in_threadpool(intake.enter, file, line_id, facts)
+        entered = await to_thread.run_sync(
+            intake.enter, file, line_id, facts, limiter=_entering_limiter()
+        )
     pipeline.wake()
     decision = entered.decision
     if wait and decision is None:
@@ -165,6 +173,16 @@ def _maps(connection: Connection, ids: list[int]) -> dict[int, dict[str, Any]]:
         }
         for row in rows
     }
+
+
+def _entering_limiter() -> CapacityLimiter:
+    """That of this event loop."""
+    try:
+        return _entering.get()
+    except LookupError:
+        limiter = CapacityLimiter(ENTERING)
+        _entering.set(limiter)
+        return limiter
 
 
 def _line_id(station: Station, allowed: int | None, name: str) -> int:

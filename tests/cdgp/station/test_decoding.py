@@ -2,20 +2,24 @@
 
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
+import uvicorn
 from PIL import Image
 from sqlalchemy import select
 from tests.cdgp.station.serving import Served, grey, serving
 from tests.helpers import raised
 
 from cdgp.errors import ImageError
-from cdgp.station import decoding
+from cdgp.station import accounts, decoding
+from cdgp.station.api import ENTERING
 from cdgp.station.decoding import Decoder
 from cdgp.station.schema import watched
 
@@ -199,3 +203,54 @@ def kept(served: Served) -> list[tuple[str, str]]:
     with served.station.store.read() as connection:
         rows = connection.execute(select(watched).order_by(watched.c.path)).fetchall()
     return [(Path(row.path).name, row.problem[10:29]) for row in rows]
+
+
+def test_slow_images_leave_threads_for_everybody_else(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, changed, inside = threading.Event(), threading.Condition(), [0, 0]
+
+    def slow(path: Path, megapixels: float) -> tuple[int, int]:
+        with changed:
+            inside[0] += 1
+            inside[1] = max(inside)
+            changed.notify_all()
+        go.wait()
+        with changed:
+            inside[0] -= 1
+        return 16, 20
+
+    monkeypatch.setattr(
+        served.station.intake,
+        "decoder",
+        type("Slow", (), {"check": staticmethod(slow), "close": staticmethod(lambda: None)}),
+    )
+    with served.station.store.write() as connection:
+        token = accounts.add_token(connection, "test", served.line, "camera")
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(served.app, log_level="warning", lifespan="off"))
+    serving_thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    serving_thread.start()
+    told: list[int] = []
+    headers = {"Authorization": f"Bearer {token}"}
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    def upload(content: bytes) -> None:
+        url = f"{address}/api/v1/images"
+        told.append(httpx.post(url, content=content, headers=headers, timeout=60).status_code)
+
+    contents = [grey(tmp_path, level).read_bytes() for level in range(100, 150)]
+    threads = [threading.Thread(target=upload, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    with changed:
+        changed.wait_for(lambda: inside[0] >= ENTERING)
+    assert httpx.get(f"{address}/login", timeout=60).status_code == 200
+    go.set()
+    for thread in threads:
+        thread.join()
+    server.should_exit = True
+    serving_thread.join()
+    listener.close()
+    assert told == [202] * 50
+    assert inside == [0, ENTERING]

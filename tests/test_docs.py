@@ -96,6 +96,8 @@ def make_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "INPUT_SIZE", (64, 64))
     monkeypatch.setattr(demo, "DUAL_GP_STEPS", 2)
     monkeypatch.setattr(demo, "STUDENT_STEPS", 2)
+    monkeypatch.setattr("cdgp.station.demo.GOOD", 12)
+    monkeypatch.setattr("cdgp.station.demo.DEFECTIVE", 4)
     read_plan = plan.read_plan
 
     def small_plan(name: str) -> plan.Plan:

@@ -9,7 +9,7 @@ from cdgp.cli import options
 from cdgp.cli.common import bars, handle_errors, say, show_run, warn
 
 if TYPE_CHECKING:
-    from cdgp.data.manifest import Manifest
+    from cdgp.data.manifest import Manifest, Sample
     from cdgp.presets import Settings
     from cdgp.progress import Progress
     from cdgp.workflows import Run
@@ -74,6 +74,27 @@ def train_demo(
         solar_cells(PER_CLASS), out_folder, demo_settings(), resume=resume, overwrite=overwrite,
         progress=progress,
     )  # fmt: skip
+
+
+def short_training() -> list[str]:
+    """The settings of the demo as options of ``cdgp train``."""
+    size = "x".join(map(str, INPUT_SIZE))
+    steps = {"dual_gp.steps": DUAL_GP_STEPS, "student.steps": STUDENT_STEPS}
+    changed = [word for name, value in steps.items() for word in ("--set", f"{name}={value}")]
+    return ["--input-size", size, *changed]
+
+
+def new_cells(good: int, defective: int) -> "list[Sample]":
+    """Cells that the demo's model has not seen, in an order of chance that is always the same."""
+    import random
+
+    seen = {sample.image for sample in solar_cells(PER_CLASS).samples}
+    found: list[Sample] = []
+    for wanted, count in ((False, good), (True, defective)):
+        more = solar_cells(PER_CLASS + count).samples
+        found += [cell for cell in more if cell.defective == wanted and cell.image not in seen]
+    random.Random(0).shuffle(found)
+    return found
 
 
 def _size(chosen: "Settings") -> str:

@@ -136,6 +136,41 @@ def verify_audit(home: Home = Path("station"), database: Database = None) -> Non
     say(f"{count} entries, all sound; the last hash is {last or 'none'}")
 
 
+@station.command(name="reset-password")
+@handle_errors
+def reset_password(
+    name: Annotated[str, typer.Argument(help="Name of the user.")],
+    home: Home = Path("station"),
+    database: Database = None,
+) -> None:
+    """Give a user a new one-time password; their sessions end.
+
+    On the station's machine, whether the station runs or not.
+
+    Examples:
+
+      cdgp station reset-password admin --home /srv/station
+    """
+    check_installed()
+    from cdgp.station.resetting import reset
+
+    say(f"user {name}, one-time password: {reset(home, database, name)}")
+
+
+@station.command()
+@handle_errors
+def dashboard() -> None:
+    """Print a Grafana dashboard of what Prometheus reads at /metrics, as JSON.
+
+    Examples:
+
+      cdgp station dashboard > station.json
+    """
+    from importlib.resources import files
+
+    typer.echo(files("cdgp.station").joinpath("dashboard.json").read_text("utf-8"), nl=False)
+
+
 @station.command()
 @handle_errors
 def demo(
@@ -154,10 +189,10 @@ def demo(
       cdgp station serve --home station-demo
     """
     check_installed()
-    from cdgp.cli.demo import solar_cells, train_demo
+    from cdgp.cli.demo import new_cells, short_training, train_demo
     from cdgp.errors import StationError
     from cdgp.run_folder import model_file
-    from cdgp.station.demo import CELLS, fill
+    from cdgp.station.demo import DEFECTIVE, GOOD, configure, fill
     from cdgp.station.service import Station
 
     if home.exists() and any(home.iterdir()):
@@ -166,10 +201,10 @@ def demo(
         warn("training a small model first, as cdgp demo does")
         train_demo(home.with_name(f"{home.name}-run"), bars(False))
         model = home.with_name(f"{home.name}-run")
+    configure(home, short_training())
     opened = Station(home)
     try:
-        cells = [sample.image for sample in solar_cells(CELLS).samples]
-        password = fill(opened, model_file(model), cells)
+        password = fill(opened, model_file(model), new_cells(GOOD, DEFECTIVE))
     finally:
         opened.close()
     say(f"station {home} is filled: cdgp station serve --home {home}")

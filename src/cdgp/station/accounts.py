@@ -105,16 +105,24 @@ def add_user(connection: Connection, who: str, name: str, role: str) -> str:
 
 def reset_password(connection: Connection, who: str, user_id: int) -> str:
     """A new password, which the user has to change; their sessions end."""
-    row = user_row(connection, user_id)
     password = secrets.token_urlsafe(12)
+    set_one_time(connection, who, user_id, HASHER.hash(password))
+    return password
+
+
+def set_one_time(
+    connection: Connection, who: str, user_id: int, password_hash: str, why: str = ""
+) -> None:
+    """Set a password, by its hash, that the user has to change; their sessions end."""
+    row = user_row(connection, user_id)
     connection.execute(
         update(users)
         .where(users.c.id == user_id)
-        .values(password_hash=HASHER.hash(password), must_change=True)
+        .values(password_hash=password_hash, must_change=True)
     )
     connection.execute(delete(sessions).where(sessions.c.user_id == user_id))
-    trail.append(connection, who, "password reset", f"user {row.name}")
-    return password
+    connection.execute(delete(login_failures).where(login_failures.c.name == row.name))
+    trail.append(connection, who, "password reset", f"user {row.name}", why=why)
 
 
 def change_user(

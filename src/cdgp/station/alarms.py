@@ -18,7 +18,7 @@ import numpy as np
 from sqlalchemy import func, select, update
 
 from cdgp.errors import DataError, StationError
-from cdgp.station import trail
+from cdgp.station import messages, trail
 from cdgp.station.drift import Alarm, ImageStatistics, Monitor, Part
 from cdgp.station.pipeline import live_policy
 from cdgp.station.schema import AnyRow, alarms, images, insert_row, lines, scores
@@ -102,7 +102,7 @@ class Drift:
             waiting = connection.scalar(
                 select(func.count()).where(alarms.c.acknowledged_at.is_(None))
             )
-        self.problem = f"drift: {waiting} alarms wait for somebody; see Drift" if waiting else ""
+        self.problem = f"drift: open alarms: {waiting}; see Drift" if waiting else ""
         return done
 
     def cameras(self, line_id: int, model_id: int) -> list[CameraState]:
@@ -144,6 +144,8 @@ class Drift:
             )  # fmt: skip
             after = {"kind": alarm.kind, "camera": row.camera, "text": alarm.text}
             trail.append(connection, trail.STATION, "drift alarm", f"alarm {key}", after=after)
+            data = {"alarm": key, **after, "images": [int(image) for image in alarm.images]}
+            messages.alarm_raised(connection, line_id, model_id, data)
 
 
 def part_of(row: AnyRow) -> Part:

@@ -4,6 +4,8 @@ import asyncio
 import json
 from typing import Annotated, Any, Literal
 
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
@@ -11,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
 from starlette.exceptions import HTTPException
 
-from cdgp.station import review
+from cdgp.station import messages, review
 from cdgp.station.accounts import User
 from cdgp.station.intake import Facts, clean, line_named
 from cdgp.station.pipeline import heat_name
@@ -24,8 +26,12 @@ MOST_CLAIMED = 60
 MOST_REVIEWED = 500
 LONGEST_WAIT = 30.0
 BOXES = 20
+ENTERING = 8
+"""Threads that enter images at the same time. They wait for one another where an image takes long,
+and all other requests need threads too."""
 
 router = APIRouter()
+_entering: RunVar[CapacityLimiter] = RunVar("entering")
 
 
 def station_of(request: Request) -> Station:
@@ -81,7 +87,9 @@ async def upload(
     with intake.receiving() as file:
         async for chunk in request.stream():
             file.add(chunk)
-        entered = await run_in_threadpool(intake.enter, file, line_id, facts)
+        entered = await to_thread.run_sync(
+            intake.enter, file, line_id, facts, limiter=_entering_limiter()
+        )
     pipeline.wake()
     decision = entered.decision
     if wait and decision is None:
@@ -121,6 +129,7 @@ def give_verdict(
     seen = [Seen(image.id, image.version) for image in asked.images]
     with station_of(request).store.write() as connection:
         versions = review.review(connection, user, asked.verdict, seen, asked.reason)
+        messages.reviewed(connection, versions, user.name)
     return {"versions": versions}
 
 
@@ -128,7 +137,9 @@ def give_verdict(
 def undo(request: Request, user: Annotated[User, needs("operator")]) -> dict[str, Any]:
     """Take back this user's newest verdict."""
     with station_of(request).store.write() as connection:
-        return {"versions": review.undo(connection, user)}
+        versions = review.undo(connection, user)
+        messages.reviewed(connection, versions, user.name)
+    return {"versions": versions}
 
 
 @router.get("/api/v1/images/{image_id}")
@@ -162,6 +173,16 @@ def _maps(connection: Connection, ids: list[int]) -> dict[int, dict[str, Any]]:
         }
         for row in rows
     }
+
+
+def _entering_limiter() -> CapacityLimiter:
+    """That of this event loop."""
+    try:
+        return _entering.get()
+    except LookupError:
+        limiter = CapacityLimiter(ENTERING)
+        _entering.set(limiter)
+        return limiter
 
 
 def _line_id(station: Station, allowed: int | None, name: str) -> int:

@@ -49,6 +49,12 @@ class Config(_Section):
     """Below so much free space uploads are refused, so that reviews can go on."""
     train: tuple[str, ...] = ()
     """Options of ``cdgp train`` for retraining, such as ``["--preset", "paper"]``."""
+    webhook: str | None = None
+    """Address of a web server that is told of events; None tells none."""
+    mqtt: str | None = None
+    """``mqtt://host/topic``, or ``mqtts://``, of a broker that is told; None tells none."""
+    outbox: Annotated[int, Field(ge=100)] = 100_000
+    """So many messages are kept for a receiver out of reach; then the oldest are dropped."""
     watch: tuple[Watch, ...] = ()
 
 

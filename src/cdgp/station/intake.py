@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, insert, select
 
-from cdgp.data.images import MIN_SIDE, image_size
-from cdgp.errors import ImageError, StationError
+from cdgp.errors import StationError
 from cdgp.files import printable
 from cdgp.station import trail
 from cdgp.station.config import Config
+from cdgp.station.decoding import Decoder
 from cdgp.station.schema import groups, images, insert_row, lines
 from cdgp.station.store import Store
 
@@ -118,6 +118,7 @@ class Intake:
         self.incoming.mkdir(parents=True, exist_ok=True)
         for left in self.incoming.iterdir():  # by a process that was killed
             left.unlink()
+        self.decoder = Decoder()
         self._random = random.SystemRandom()
 
     @contextmanager
@@ -162,7 +163,7 @@ class Intake:
             facts: of the image.
 
         Raises:
-            ImageError: no image that can be read.
+            ImageError: no image that can be decoded.
             TooLargeError: of too many pixels.
             NoRoomError: the disk is full.
         """
@@ -197,19 +198,11 @@ class Intake:
             return _entered(connection, line_id, digest, part)
 
     def _checked_size(self, path: Path) -> tuple[int, int]:
-        try:
-            height, width = image_size(path, first_page=True)
-        except ImageError as error:
-            raise ImageError(str(error).replace(str(path), "the image")) from error
+        height, width = self.decoder.check(path, self.config.megapixels)
         if height * width > self.config.megapixels * 1e6:
             raise TooLargeError(
                 f"the image has {width} × {height} pixels, more than {self.config.megapixels:g} "
                 "million; crop it, or raise megapixels"
-            )
-        if min(height, width) < MIN_SIDE:
-            raise ImageError(
-                f"the image has {width} × {height} pixels; at least {MIN_SIDE} × {MIN_SIDE} are "
-                "needed"
             )
         return height, width
 
@@ -223,23 +216,28 @@ class Intake:
     ) -> int:
         size, width, height = sizes
         group = facts.group or facts.part or digest
-        # A copy never stands in another split than the image it is a copy of.
-        copied = connection.scalar(
-            select(images.c.split)
+        # A file that comes again stays where it was first, so that no group is in two splits; a
+        # group that begins with it goes there too.
+        first = connection.execute(
+            select(images.c.group_name, images.c.split)
             .where(images.c.line_id == line_id, images.c.digest == digest)
+            .order_by(images.c.id)
             .limit(1)
-        )
+        ).first()
+        split = self._split(connection, line_id, group, first.split if first else None)
+        if first:
+            group, split = first.group_name, first.split
         return insert_row(
             connection, images,
             line_id=line_id, digest=digest, part=facts.part, lot=facts.lot, group_name=group,
             camera=facts.camera, label=facts.label, size=size, width=width, height=height,
-            split=copied or self._split(connection, line_id, group),
+            split=split,
             audit=self._random.random() < self.config.audit_share,
             received_at=time.time(), attempts=0, problem="", version=0,
         )  # fmt: skip
 
-    def _split(self, connection: Connection, line_id: int, group: str) -> str:
-        """The split of a group, drawn when it first enters."""
+    def _split(self, connection: Connection, line_id: int, group: str, copied: str | None) -> str:
+        """The split of a group, drawn when it first enters, or that of the file it begins with."""
         known = connection.scalar(
             select(groups.c.split).where(groups.c.line_id == line_id, groups.c.name == group)
         )
@@ -248,6 +246,7 @@ class Intake:
         drawn = self._random.random()
         test, calibration = self.config.test_share, self.config.calibration_share
         split = "test" if drawn < test else "calibration" if drawn < test + calibration else "fit"
+        split = copied or split
         connection.execute(insert(groups).values(line_id=line_id, name=group, split=split))
         return split
 

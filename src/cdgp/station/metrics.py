@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 
 from cdgp.station import review
 from cdgp.station.intake import waiting
-from cdgp.station.schema import images, lines, reviews
+from cdgp.station.schema import alarms, images, lines, reviews, watched
 from cdgp.station.service import Station
 
 
@@ -47,15 +47,39 @@ class StationCollector(Collector):
                 oldest.add_metric([line.name], 0 if since is None else time.time() - since)
             backlog = waiting(connection)
             reviewed = connection.scalar(select(func.count()).select_from(reviews)) or 0
-        yield decided
-        yield depth
-        yield oldest
+            open_alarms = connection.scalar(
+                select(func.count()).where(alarms.c.acknowledged_at.is_(None))
+            )
+            refused = connection.scalar(select(func.count()).where(watched.c.problem != ""))
+        yield from (decided, depth, oldest, *self._messages())
+        yield GaugeMetricFamily(
+            "cdgp_station_watched_refused", "Watched files that are no image.", refused or 0
+        )
+        yield GaugeMetricFamily(
+            "cdgp_station_alarms", "Alarms that wait for somebody.", open_alarms or 0
+        )
         yield GaugeMetricFamily("cdgp_station_backlog", "Images not scored yet.", backlog)
         yield CounterMetricFamily("cdgp_station_reviews", "Verdicts, undone ones too.", reviewed)
         free = shutil.disk_usage(self.station.store.home).free
         yield GaugeMetricFamily("cdgp_station_free_bytes", "Free space of the home.", free)
         problems = len(self.station.problems())
         yield GaugeMetricFamily("cdgp_station_problems", "What is wrong right now.", problems)
+
+    def _messages(self) -> Iterator[Metric]:
+        waiting = GaugeMetricFamily(
+            "cdgp_station_messages_waiting", "Messages not delivered yet.", labels=["receiver"]
+        )
+        oldest = GaugeMetricFamily(
+            "cdgp_station_messages_oldest_seconds", "Age of the oldest.", labels=["receiver"]
+        )
+        lost = CounterMetricFamily(
+            "cdgp_station_messages_lost", "Messages dropped, ever.", labels=["receiver"]
+        )
+        for it in self.station.outbox.backlog():
+            waiting.add_metric([it.name], it.waiting)
+            oldest.add_metric([it.name], time.time() - it.oldest if it.oldest else 0)
+            lost.add_metric([it.name], it.lost)
+        yield from (waiting, oldest, lost)
 
 
 def exposed(station: Station) -> bytes:

@@ -45,12 +45,15 @@ from cdgp.station.schema import (
     scores,
     tokens,
     users,
+    watched,
 )
 from cdgp.station.security import COOKIE, check_origin, needs, signed_in
 from cdgp.station.service import Station
 
 router = APIRouter()
 PAGE = 60
+REFUSED = 20
+"""Refused files of watched folders that the settings show."""
 DAY = 86400.0
 LOOPBACK = ("127.0.0.1", "::1")
 
@@ -97,6 +100,12 @@ def age(since: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
+def short(value: float) -> float:
+    """A threshold with four digits that count."""
+    return float(f"{value:.4g}")
+
+
+environment.filters["short"] = short
 environment.filters["moment"] = moment
 environment.filters["age"] = age
 
@@ -394,11 +403,18 @@ def _settings(request: Request, user: User, secret: str = "", what: str = "") ->
         ).fetchall()
         people = connection.execute(select(users).order_by(users.c.name)).fetchall()
         kept = connection.execute(select(models).order_by(models.c.id.desc())).fetchall()
+        refused = connection.execute(
+            select(watched)
+            .where(watched.c.problem != "")
+            .order_by(watched.c.mtime_ns.desc())
+            .limit(REFUSED)
+        ).fetchall()
     return page(
         request, "settings.html", user, lines=known, live=live, history=history, tokens=issued,
         people=people if user.may("administrator") else [], models=kept,
         candidates=station.models_to_choose(), folder=station.candidates, roles=ROLES,
-        config=station.config.model_dump(), secret=secret, what=what,
+        config=station.config.model_dump(), backlog=station.outbox.backlog(), secret=secret,
+        what=what, refused=refused,
     )  # fmt: skip
 
 

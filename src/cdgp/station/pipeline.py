@@ -23,7 +23,7 @@ from cdgp.files import atomic_write, digest
 from cdgp.inference import Detector, load
 from cdgp.report.overlay import heat
 from cdgp.runtimes.base import cores
-from cdgp.station import trail
+from cdgp.station import messages, trail
 from cdgp.station.config import Config
 from cdgp.station.drift import ImageStatistics, image_statistics
 from cdgp.station.intake import Intake
@@ -380,10 +380,12 @@ def record(
 ) -> str:
     """Write what was found for an image, and return the decision."""
     now, problem, decision = time.time(), "", "unsure"
+    score = None
     if isinstance(result, str) or policy is None:
         problem = result if isinstance(result, str) else "the line has no model"
     else:
         decision = Policy(policy.accept_below, policy.reject_above).decide(result.score)
+        score = result.score
         if result.nothing and decision == "accept":
             decision = "unsure"
         connection.execute(
@@ -399,6 +401,7 @@ def record(
         .where(images.c.id == image_id)
         .values(decision=decision, decided_at=now, problem=problem)
     )
+    messages.decided(connection, image_id, policy, score)
     return decision
 
 
@@ -457,6 +460,9 @@ def promote(
                            "reject_above": before.reject_above},
         after={"model": model, **values}, why=reason,
     )  # fmt: skip
+    now = live_policy(connection, line_id)
+    assert now is not None
+    messages.policy_set(connection, line, now, before, who[1])
     return added
 
 

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, or_, select, update
 
 from cdgp.data.manifest import Manifest, Sample
 from cdgp.errors import CdgpError, SettingsError, StationError
-from cdgp.station import jobs, trail
+from cdgp.station import jobs, messages, trail
 from cdgp.station.candidates import add_candidate
 from cdgp.station.intake import Intake
 from cdgp.station.pipeline import Pipeline
@@ -180,11 +180,11 @@ class Retraining:
             if state in ("waiting", "interrupted", "silent"):
                 jobs.start(self.folder(job))
             elif state in jobs.ENDED:
-                self._end(job, state == "finished")
+                self._end(job, state)
 
-    def _end(self, job: AnyRow, finished: bool) -> None:
+    def _end(self, job: AnyRow, state: str) -> None:
         model, problem = None, ""
-        if finished:
+        if state == "finished":
             run = self.folder(job) / jobs.RUN
             try:
                 model = add_candidate(
@@ -195,6 +195,7 @@ class Retraining:
         with self.store.write() as connection:
             done = update(table).where(table.c.id == job.id)
             connection.execute(done.values(ended_at=time.time(), model_id=model, problem=problem))
+            messages.job_ended(connection, job, state, model)
 
     def _row(self, job_id: int) -> AnyRow:
         with self.store.read() as connection:

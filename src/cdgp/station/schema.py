@@ -234,6 +234,24 @@ watched = Table(
     Column("problem", Text, nullable=False),  # why it was not taken in
 )  # fmt: skip
 
+# Numbers only grow, also once all rows were delivered and removed.
+outbox = Table(
+    "outbox", metadata,
+    Column("id", Integer, primary_key=True),
+    Column("key", Text, nullable=False),  # the message's id for receivers
+    Column("at", Float, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("data", Text, nullable=False),  # JSON
+    sqlite_autoincrement=True,
+)  # fmt: skip
+
+receivers = Table(
+    "receivers", metadata,
+    Column("name", Text, primary_key=True),
+    Column("delivered", Integer, nullable=False),  # the newest message that it has, or has lost
+    Column("lost", Integer, nullable=False),  # messages that were dropped before it had them
+)  # fmt: skip
+
 trail = Table(
     "trail", metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),  # 1, 2, 3, ... without a gap

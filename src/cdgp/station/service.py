@@ -1,16 +1,19 @@
 """A station that runs: its store, and the threads that take in, score and clear."""
 
 import logging
+import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from cdgp import run_folder
-from cdgp.station import retention
+from cdgp.station import resetting, retention
 from cdgp.station.alarms import Drift
 from cdgp.station.candidates import Trials
 from cdgp.station.config import read_config
 from cdgp.station.intake import Intake
+from cdgp.station.outbox import Outbox, senders
 from cdgp.station.pipeline import LiveModel, Pipeline, load_model
 from cdgp.station.retraining import Retraining
 from cdgp.station.store import Store
@@ -41,7 +44,9 @@ class Station:
         """
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.config = read_config(home)
+        send = senders(self.config, os.environ)
         self.store = Store(home, url)
+        self.outbox = Outbox(self.store, send, self.config.outbox)
         self.candidates = self.store.home / CANDIDATES
         self.candidates.mkdir(exist_ok=True)
         self.intake = Intake(self.store, self.config)
@@ -55,11 +60,13 @@ class Station:
 
     def start(self) -> None:
         """Begin to take in, to score and to clear."""
-        for name, work in (
+        works: list[tuple[str, Callable[[threading.Event], None]]] = [
             ("score", self.pipeline.run), ("watch", self.watcher.run), ("clear", self._clear),
             ("try", self.trials.run), ("train", self.retraining.run),
-            ("drift", self.drift.run),
-        ):  # fmt: skip
+            ("drift", self.drift.run), ("reset", partial(resetting.answer, self.store)),
+            *((f"tell {name}", partial(self.outbox.run, name)) for name in self.outbox.send),
+        ]  # fmt: skip
+        for name, work in works:
             thread = threading.Thread(target=work, args=(self._stop,), name=f"station {name}")
             thread.start()
             self._threads.append(thread)
@@ -71,6 +78,7 @@ class Station:
         self.trials.wake.set()
         for thread in self._threads:
             thread.join()
+        self.intake.decoder.close()
         self.store.close()
 
     def models_to_choose(self) -> list[str]:
@@ -91,8 +99,10 @@ class Station:
 
     def problems(self) -> list[str]:
         """What is wrong right now, in sentences."""
-        parts = (self.pipeline, self.watcher, self.trials, self.retraining, self.drift)
-        return [part.problem for part in parts if part.problem]
+        parts = (
+            self.pipeline, self.watcher, self.trials, self.retraining, self.drift, self.outbox
+        )  # fmt: skip
+        return [text for part in parts if (text := part.problem)]
 
     def _clear(self, stop: threading.Event) -> None:
         while True:

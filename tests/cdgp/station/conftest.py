@@ -13,7 +13,8 @@ from argon2 import PasswordHasher
 from sqlalchemy import create_engine, text
 from tests.cdgp.station.serving import Served, serving
 
-from cdgp.station import accounts
+from cdgp.station import accounts, intake
+from cdgp.station.decoding import Decoder
 from cdgp.station.store import postgresql
 
 
@@ -66,6 +67,20 @@ def cheap_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
     cheap = PasswordHasher(1, 8, 1)
     monkeypatch.setattr(accounts, "HASHER", cheap)
     monkeypatch.setattr(accounts, "NOBODY", cheap.hash("nobody"))
+
+
+@pytest.fixture(scope="session")
+def decoder() -> Iterator[Decoder]:
+    """One for all stations: what it costs to start one is paid once."""
+    shared = Decoder()
+    close, shared.close = shared.close, lambda: None  # type: ignore[method-assign]
+    yield shared
+    close()
+
+
+@pytest.fixture(autouse=True)
+def one_decoder(monkeypatch: pytest.MonkeyPatch, decoder: Decoder) -> None:
+    monkeypatch.setattr(intake, "Decoder", lambda: decoder)
 
 
 @pytest.fixture

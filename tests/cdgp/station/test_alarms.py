@@ -92,7 +92,7 @@ def test_a_darker_exposure_alarms_once_and_shows_its_images(watched: Served) -> 
     shown = np.array(json.loads(alarm.images))
     assert shown[0] == shown.max()
     assert np.mean(shown > REFERENCE + 400) >= 0.8
-    assert "1 alarms" in drift.problem
+    assert "open alarms: 1" in drift.problem
     watch(watched)  # after a restart
     assert alarms_of(watched) == [alarm]
 

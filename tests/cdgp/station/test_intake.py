@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import random
 import shutil
 import threading
 from collections import Counter
@@ -17,7 +18,7 @@ from tests.helpers import raised
 
 from cdgp.errors import SettingsError
 from cdgp.station import config, intake
-from cdgp.station.schema import images, scores
+from cdgp.station.schema import groups, images, scores
 
 
 def test_an_upload_is_scored_and_decided_by_the_policy(served: Served, tmp_path: Path) -> None:
@@ -190,6 +191,51 @@ def test_a_groups_split_is_fixed_and_copies_share_it(tmp_path: Path) -> None:
         assert served.row(copy["id"]).split == split["0"]
         counts = Counter(split.values())
         assert set(counts) == {"fit", "calibration", "test"}
+
+
+def test_files_that_come_again_leave_each_group_in_one_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever part and group they come under, known ones and new ones, in any order."""
+    toml = "test_share = 0.4\ncalibration_share = 0.3\n"
+    with serving(tmp_path / "home", toml) as served:
+        monkeypatch.setattr(served.station.pipeline, "step", lambda pool: 0)
+        monkeypatch.setattr(served.station.intake, "_random", random.Random(0))
+        rng = np.random.default_rng(0)
+        for number in range(80):
+            file = grey(tmp_path, 10 * int(rng.integers(12)))
+            facts = intake.Facts(
+                part=f"part {number}" if rng.random() < 0.8 else "",
+                group=f"group {rng.integers(20)}" if rng.random() < 0.7 else "",
+            )
+            with served.station.intake.receiving() as incoming:
+                incoming.add(file.read_bytes())
+                served.station.intake.enter(incoming, served.line, facts)
+        with served.station.store.read() as connection:
+            rows = connection.execute(select(images)).fetchall()
+            known = dict(map(tuple, connection.execute(select(groups.c.name, groups.c.split))))
+    assert len(rows) > 50
+    assert {row.split for row in rows} == {"fit", "calibration", "test"}
+    assert all(known[row.group_name] == row.split for row in rows)
+    assert len({(row.digest, row.split) for row in rows}) == len({row.digest for row in rows})
+
+
+def test_a_group_that_begins_with_a_known_file_follows_it(tmp_path: Path) -> None:
+    with serving(tmp_path / "home", "test_share = 1.0\ncalibration_share = 0.0\n") as served:
+        operator = served.person("operator")
+        file, other = grey(tmp_path, 10), grey(tmp_path, 20)
+        first = served.row(operator.upload(file, part="a", group="one")["id"])
+        shares = {"test_share": 0.0, "calibration_share": 1.0}
+        served.station.intake.config = served.station.config.model_copy(update=shares)
+        served.row(operator.upload(grey(tmp_path, 30), part="x", group="three")["id"])
+        again = served.row(operator.upload(file, part="b", group="two")["id"])
+        follows = served.row(operator.upload(other, part="c", group="two")["id"])
+        third = served.row(operator.upload(file, part="d", group="three")["id"])
+        stays = served.row(operator.upload(grey(tmp_path, 40), part="e", group="three")["id"])
+    assert [(row.group_name, row.split) for row in (first, again, follows, third, stays)] == [
+        ("one", "test"), ("one", "test"), ("two", "test"), ("one", "test"),
+        ("three", "calibration"),
+    ]  # fmt: skip
 
 
 def test_each_score_names_the_model_that_gave_it(served: Served, tmp_path: Path) -> None:

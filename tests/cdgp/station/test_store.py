@@ -127,7 +127,7 @@ def test_a_newer_database_is_refused_and_left_alone(tmp_path: Path) -> None:
 NEXT = """
 import sqlalchemy as sa
 from alembic import op
-revision, down_revision = "0003", "0002"
+revision, down_revision = "9998", "{head}"
 
 def upgrade():
     op.add_column("lines", sa.Column("note", sa.Text()))
@@ -146,8 +146,9 @@ def test_a_migration_comes_after_a_backup_and_is_whole(
     migrations = tmp_path / "migrations"
     shutil.copytree(store.MIGRATIONS, migrations)
     monkeypatch.setattr(store, "MIGRATIONS", migrations)
-    script = migrations / "versions" / "0003_next.py"
-    script.write_text(NEXT.format(last="1 / 0"))
+    script = migrations / "versions" / "9998_next.py"
+    head = store.head()
+    script.write_text(NEXT.format(head=head, last="1 / 0"))
     with pytest.raises(ZeroDivisionError):
         Store(opened.home, url)
     (backup,) = (opened.home / "backups").iterdir()
@@ -157,7 +158,7 @@ def test_a_migration_comes_after_a_backup_and_is_whole(
         copy.close()
     else:
         assert "kept" in backup.read_text()
-    script.write_text(NEXT.format(last=""))
+    script.write_text(NEXT.format(head=head, last=""))
     again = Store(opened.home, url)
     with again.read() as connection:
         assert connection.execute(text("SELECT name, note FROM lines")).fetchall() == [

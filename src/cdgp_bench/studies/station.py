@@ -490,7 +490,9 @@ class Sender(threading.Thread):
 
     def run(self) -> None:
         headers = {"Authorization": f"Bearer {self.token}"}
-        with httpx.Client(base_url=self.address, headers=headers, timeout=120, verify=False) as http:
+        with httpx.Client(
+            base_url=self.address, headers=headers, timeout=120, verify=False
+        ) as http:
             for number in self.numbers:
                 self._send(http, str(number), self.image(number))
 
@@ -635,7 +637,8 @@ def kept_while_full(folder: Path, mib: int, reserve: int) -> dict[str, Any]:
         new_home(home, f"reserve_gib = {reserve / 1024}\nfree_gib = 0\naudit_share = 0.5\n"
                  f'[[watch]]\nfolder = "{watched}"\nline = "{LINE}"\n')  # fmt: skip
         with (
-            running(home) as served, signed_in(served.address, "uploader") as sender,
+            running(home) as served,
+            signed_in(served.address, "uploader") as sender,
             signed_in(served.address, "reviewer") as reviewer,
             signed_in(served.address, "engineer") as engineer,
         ):

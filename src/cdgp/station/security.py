@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from fastapi import Depends, HTTPException, Request
+from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cdgp.station import accounts
@@ -56,7 +57,7 @@ class Outer:
             nonlocal left
             message = await receive()
             left -= len(message.get("body", b""))
-            if left < 0:  # with FastAPI's own exception: it makes 400 of others while it reads JSON
+            if left < 0:
                 raise HTTPException(413, "the body of the request is too large")
             return message
 

@@ -47,7 +47,7 @@ from cdgp.files import digest, write_text
 from cdgp.station import accounts, service, trail
 from cdgp.station.config import CONFIG
 from cdgp.station.intake import IMAGES, add_line
-from cdgp.station.pipeline import MODELS, LiveModel, Policy, Scored
+from cdgp.station.pipeline import MODELS, LiveModel, Policy, Scored, load_model
 from cdgp.station.schema import AnyRow, images, models, policies, reviews, scores, users
 from cdgp.station.schema import trail as trail_table
 from cdgp.station.store import Store
@@ -61,6 +61,8 @@ CLIENTS, SWAPS = 64, 100
 SIDE = 224
 """Of an image of noise: as PNG it has about 150 kB."""
 DISK_MIB, RESERVE_MIB = 64, 16
+STUB_BYTES = 100
+"""A model that is smaller is a number."""
 LOOK = 2.0
 """Seconds between two looks at the station's memory."""
 
@@ -261,15 +263,23 @@ def held(home: Path) -> Held:
     return found
 
 
+def scorer(model: Path) -> Callable[[Path], float]:
+    """What computes the score of an image again."""
+    if model.stat().st_size < STUB_BYTES:
+        return partial(stub_score, offset=float(model.read_text()))
+    loaded = load_model(model)
+    return lambda path: loaded.score(path).score
+
+
 def _held(home: Path, connection: Connection) -> Held:
     wrong: list[str] = []
-    offsets: dict[int, float] = {}
+    scorers: dict[int, Callable[[Path], float]] = {}
     for row in connection.execute(select(models)):
         path = home / MODELS / f"{row.digest}{row.suffix}"
         if not path.is_file() or digest(path) != row.digest:
             wrong.append(f"model {row.id} has no file, or another one")
-        elif row.suffix == ".onnx" and path.stat().st_size < 100:
-            offsets[row.id] = float(path.read_text())
+        else:
+            scorers[row.id] = scorer(path)
     rules = {row.id: row for row in connection.execute(select(policies))}
     entries = connection.scalars(
         select(trail_table.c.why).where(trail_table.c.action == "policy set")
@@ -287,10 +297,9 @@ def _held(home: Path, connection: Connection) -> Held:
         counted[score.image_id] += 1
         path = home / IMAGES / image.digest[:2] / image.digest
         decision = Policy(rule.accept_below, rule.reject_above).decide(score.score)
-        offset = offsets.get(score.model_id)
         if score.model_id != rule.model_id or score.decision != decision:
             wrong.append(f"score {score.id} is not of its policy")
-        if offset is not None and path.is_file() and score.score != stub_score(path, offset):
+        if path.is_file() and score.score != scorers[score.model_id](path):
             wrong.append(f"score {score.id} is not that of its model")
     given: dict[tuple[int, int], str | None] = {}
     newest: dict[int, tuple[int, str | None]] = {}

@@ -146,7 +146,7 @@ def test_limits_and_roles_hold_on_the_server(served: Served, tmp_path: Path) -> 
     ):  # fmt: skip
         assert draw(operator, image, 0, wrong).status_code in (400, 422), wrong
     assert draw(operator, image, 0, *[BOX] * 201).status_code == 422
-    large = {**STROKE, "points": [[1, 1]] * 40_000}
+    large = {**STROKE, "points": [[1, 1]] * 60_000}
     assert draw(operator, image, 0, large).status_code == 413
     assert operator.get(f"/api/v1/images/{image}/drawing").json()["version"] == 0
 

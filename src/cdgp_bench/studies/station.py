@@ -645,13 +645,7 @@ def kept_while_full(folder: Path, mib: int, reserve: int) -> dict[str, Any]:
         home = disk / "home"
         new_home(home, f"reserve_gib = {reserve / 1024}\nfree_gib = 0\naudit_share = 0.5\n"
                  f'[[watch]]\nfolder = "{watched}"\nline = "{LINE}"\n')  # fmt: skip
-        with (
-            running(home) as served,
-            signed_in(served.address, "uploader") as sender,
-            signed_in(served.address, "reviewer") as reviewer,
-            signed_in(served.address, "engineer") as engineer,
-        ):
-            accept_all(home, engineer)
+        with running(home) as served, at_work(served) as (sender, reviewer):
             found = _fill(served, sender, reviewer, disk, watched, mib)
         kept = held(home)
         lost = [key for key, version in found.pop("reviewed") if (key, version) not in kept.reviews]
@@ -661,18 +655,12 @@ def kept_while_full(folder: Path, mib: int, reserve: int) -> dict[str, Any]:
 
 def cleared_while_full(folder: Path, mib: int, reserve: int) -> dict[str, Any]:
     """Three disks full of images; those that nobody reviewed may be removed."""
-    answers: Counter[int] = Counter()
+    answers, answers_to_reviews = Counter[int](), Counter[int]()
     with tmpfs(folder / "second", mib) as disk:
         home = disk / "home"
         new_home(home, f"reserve_gib = {reserve / 1024}\nfree_gib = {1.5 * reserve / 1024}\n"
                  "audit_share = 0.1\n")  # fmt: skip
-        with (
-            running(home) as served,
-            signed_in(served.address, "uploader") as sender,
-            signed_in(served.address, "reviewer") as reviewer,
-            signed_in(served.address, "engineer") as engineer,
-        ):
-            accept_all(home, engineer)
+        with running(home) as served, at_work(served) as (sender, reviewer):
             count = 3 * mib * 2**20 // len(noise_png(0))
             for number in range(count):
                 query, content = {"line": LINE, "part": f"{number}"}, noise_png(number)
@@ -683,27 +671,47 @@ def cleared_while_full(folder: Path, mib: int, reserve: int) -> dict[str, Any]:
                         break
                     time.sleep(1)
                 if number % 20 == 0:
-                    asked = {"line": 1, "count": 1}
-                    for image in told(reviewer.post("/api/v1/queue/claim", json=asked))["images"]:
-                        seen = [{"id": image["id"], "version": image["version"]}]
-                        body = {"verdict": "good", "images": seen}
-                        told(reviewer.post("/api/v1/reviews", json=body))
+                    reviews, _ = review_each(reviewer, 1)
+                    answers_to_reviews += reviews
             served.wait_for_scores()
         found = held(home)
         return {
             "images": found.parts.total(), "answers": by_status(answers),
-            "removed": len(found.removed), "reviewed": len(found.reviews),
+            "removed": len(found.removed), "reviews": by_status(answers_to_reviews),
             "removed_that_must_stay": sum(row.version > 0 or row.audit for row in found.removed),
             "wrong": found.wrong,
         }  # fmt: skip
 
 
-def accept_all(home: Path, engineer: httpx.Client) -> None:
-    """A model and a policy that accept every image of noise."""
-    (home / "candidates" / "plus-0.onnx").write_text("0")
+@contextmanager
+def at_work(served: Served) -> Iterator[tuple[httpx.Client, httpx.Client]]:
+    """An uploader and a reviewer, under a model and a policy that accept every image of noise."""
+    (served.home / "candidates" / "plus-0.onnx").write_text("0")
     policy = {"accept_below": 0.9, "reject_above": 1, "reason": "study"}
-    model = known_model(engineer, 0)
-    told(engineer.post("/lines/1/policy", data={"model": model, **policy}))
+    with signed_in(served.address, "engineer") as engineer:
+        model = known_model(engineer, 0)
+        told(engineer.post("/lines/1/policy", data={"model": model, **policy}))
+    with (
+        signed_in(served.address, "uploader") as sender,
+        signed_in(served.address, "reviewer") as reviewer,
+    ):
+        yield sender, reviewer
+
+
+def review_each(http: httpx.Client, count: int) -> tuple[Counter[int], list[tuple[int, int]]]:
+    """Review the oldest of the queue one by one: the answers, and (image, version) of each verdict
+    that was acknowledged."""
+    answers, given = Counter[int](), list[tuple[int, int]]()
+    asked = http.post("/api/v1/queue/claim", json={"line": 1, "count": count})
+    if asked.status_code != 200:
+        return Counter({asked.status_code: 1}), given
+    for image in asked.json()["images"]:
+        seen = [{"id": image["id"], "version": image["version"]}]
+        answer = http.post("/api/v1/reviews", json={"verdict": "good", "images": seen})
+        answers[answer.status_code] += 1
+        if answer.status_code == 200:
+            given.append((image["id"], image["version"] + 1))
+    return answers, given
 
 
 def _fill(
@@ -723,17 +731,8 @@ def _fill(
         return sender.post("/api/v1/images", params=query, content=noise_png(number)).status_code
 
     def review(count: int) -> Counter[int]:
-        answers: Counter[int] = Counter()
-        asked = reviewer.post("/api/v1/queue/claim", json={"line": 1, "count": count})
-        if asked.status_code != 200:
-            return Counter({asked.status_code: 1})
-        for image in asked.json()["images"]:
-            seen = [{"id": image["id"], "version": image["version"]}]
-            body = {"verdict": "good", "images": seen}
-            answer = reviewer.post("/api/v1/reviews", json=body)
-            answers[answer.status_code] += 1
-            if answer.status_code == 200:
-                reviewed.append((image["id"], image["version"] + 1))
+        answers, given = review_each(reviewer, count)
+        reviewed.extend(given)
         return answers
 
     def count() -> float:

@@ -206,6 +206,7 @@ def test_drawings_become_masks_of_test_images_and_reach_no_training(
     assert digested(drawn).weak_split() == digested(bare).weak_split()
     assert {field.name for field in fields(WeakSample)} == {"image", "defective"}
 
+    assert "2 drawings on defective test images" in operator.get("/jobs").text
     made: list[Path] = []
     monkeypatch.setattr(jobs, "create", lambda folder, table, options: made.append(table))
     monkeypatch.setattr(jobs, "start", lambda folder: None)

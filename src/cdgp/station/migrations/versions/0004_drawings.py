@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0003_drawings"
+revision = "0004_drawings"
 down_revision = "0002"
 
 

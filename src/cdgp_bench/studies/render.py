@@ -238,6 +238,7 @@ def station_table(rows: Sequence[Row]) -> str:
         ["uploads up to the reserve", disk["filling"]],
         ["reviews at the reserve", disk["reviews_at_the_reserve"]],
         ["reviews, not a byte free", disk["reviews_without_any_space"]],
+        ["then the queue asked for, until refused", disk["more_writes"]],
         ["uploads, not a byte free", disk["uploads_without_any_space"]],
         ["reviews afterwards", disk["reviews_after"]],
         ["three disks full of uploads, with removal", disk["retention"]["answers"]],

@@ -301,7 +301,8 @@ def _held(home: Path, connection: Connection) -> Held:
         decision = Policy(rule.accept_below, rule.reject_above).decide(score.score)
         if score.model_id != rule.model_id or score.decision != decision:
             wrong.append(f"score {score.id} is not of its policy")
-        if path.is_file() and score.score != scorers[score.model_id](path):
+        again = scorers.get(score.model_id)
+        if again and path.is_file() and score.score != again(path):
             wrong.append(f"score {score.id} is not that of its model")
     given: dict[tuple[int, int], str | None] = {}
     newest: dict[int, tuple[int, str | None]] = {}

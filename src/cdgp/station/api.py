@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
 from starlette.exceptions import HTTPException
 
-from cdgp.station import messages, review
+from cdgp.station import drawing, messages, review
 from cdgp.station.accounts import User
+from cdgp.station.drawing import Drawing, Shape
 from cdgp.station.intake import Facts, clean, line_named
 from cdgp.station.pipeline import heat_name
 from cdgp.station.review import Seen
@@ -66,6 +67,14 @@ class ReviewRequest(BaseModel):
     reason: Annotated[str, Field(max_length=500)] = ""
 
 
+class DrawingRequest(BaseModel):
+    """All that is drawn on an image, and the version that it was drawn on."""
+
+    model_config = ConfigDict(extra="forbid")
+    version: Annotated[int, Field(ge=0)]
+    shapes: Annotated[list[Shape], Field(max_length=drawing.MOST_SHAPES)]
+
+
 @router.post(UPLOAD)
 async def upload(
     request: Request,
@@ -109,12 +118,14 @@ def claim(
     """Images to review, which are this user's for five minutes."""
     with station_of(request).store.write() as connection:
         rows = review.claim(connection, user, asked.line, asked.count, asked.of)
-        maps = _maps(connection, [row.id for row in rows])
+        ids = [row.id for row in rows]
+        maps, drawn = _maps(connection, ids), drawing.newest(connection, ids)
         depth, _ = review.depth(connection, asked.line, asked.of)
     found = [
         {
             "id": row.id, "version": row.version, "width": row.width, "height": row.height,
             "part": row.part, "lot": row.lot, "label": row.label, **maps.get(row.id, NO_MAP),
+            "drawing": drawn.get(row.id, Drawing(0)).plain(),
         }
         for row in rows
     ]  # fmt: skip
@@ -154,6 +165,33 @@ def image(
         )
     told = _told(station, image_id)
     return {**told, "decision": None, "score": None, "queued": True} if hidden else told
+
+
+@router.get("/api/v1/images/{image_id}/drawing")
+def drawn(
+    request: Request, image_id: int, user: Annotated[User, needs("viewer")]
+) -> dict[str, Any]:
+    """What is drawn on an image."""
+    with station_of(request).store.read() as connection:
+        found = drawing.newest(connection, [image_id]).get(image_id, Drawing(0))
+    return found.plain()
+
+
+@router.post("/api/v1/images/{image_id}/drawing")
+def draw(
+    request: Request, image_id: int, asked: DrawingRequest, user: Annotated[User, needs("operator")]
+) -> dict[str, Any]:
+    """Keep a drawing as the next version of an image's, or 409."""
+    store = station_of(request).store
+    with store.read() as connection:
+        size = connection.execute(
+            select(images.c.height, images.c.width).where(images.c.id == image_id)
+        ).first()
+    if size is None:
+        raise HTTPException(404, f"image {image_id}: there is none")
+    shapes = drawing.checked(asked.shapes, (size.height, size.width))
+    with store.write() as connection:
+        return {"version": drawing.save(connection, user, image_id, asked.version, shapes)}
 
 
 NO_MAP: dict[str, Any] = {"heat": None, "boxes": []}

@@ -10,6 +10,7 @@ import os
 import random
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,6 +120,8 @@ class Intake:
         for left in self.incoming.iterdir():  # by a process that was killed
             left.unlink()
         self.decoder = Decoder()
+        self.short = threading.Event()
+        """Set where an image was refused for want of space."""
         self._random = random.SystemRandom()
 
     @contextmanager
@@ -133,6 +136,9 @@ class Intake:
         try:
             with disk_full():
                 yield file
+        except NoRoomError:
+            self.short.set()
+            raise
         finally:
             file.drop()
 
@@ -140,8 +146,9 @@ class Intake:
         """Raise NoRoomError where less than the reserve is free."""
         free = shutil.disk_usage(self.store.home).free
         if free < self.config.reserve_gib * GIB:
+            self.short.set()
             raise NoRoomError(
-                f"{free / GIB:.2f} GiB are free, and {self.config.reserve_gib:g} are reserved for "
+                f"{free / GIB:.3g} GiB are free, and {self.config.reserve_gib:g} are reserved for "
                 "reviews; free some space"
             )
 

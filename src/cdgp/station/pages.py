@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 
 from cdgp.data.images import read_image
 from cdgp.files import text_cell
-from cdgp.station import accounts, review, schema, trail
+from cdgp.station import accounts, drawing, review, schema, trail
 from cdgp.station.accounts import ROLES, User
 from cdgp.station.api import BOXES, station_of
 from cdgp.station.intake import GIB, add_line, waiting
@@ -273,9 +273,11 @@ def image_page(request: Request, image_id: int, user: Annotated[User, needs("vie
             .where(reviews.c.image_id == image_id)
             .order_by(reviews.c.version)
         ).fetchall()
+        drawn = drawing.newest(connection, [image_id]).get(image_id, drawing.Drawing(0))
     last = told[-1] if told else None
     return page(
-        request, "image.html", user, image=row, scores=told, history=history,
+        request, "image.html", user, image=row, scores=told, history=history, drawn=drawn,
+        drawing=json.dumps(drawn.plain()),
         heat=heat_name(last.model_id) if last else None,
         boxes=json.dumps([r[:4] for r in json.loads(last.regions)[:BOXES]] if last else []),
         warnings=json.loads(last.warnings) if last else [],

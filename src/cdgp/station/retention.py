@@ -1,4 +1,4 @@
-"""Old image files go; those that a person reviewed, or that were drawn for the audit, stay."""
+"""Old image files go; those that a person reviewed or drew on, or of the random share, stay."""
 
 import shutil
 import time
@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, and_, exists, or_, select, update
 from cdgp.station import trail
 from cdgp.station.intake import GIB
 from cdgp.station.pipeline import Pipeline
-from cdgp.station.schema import images
+from cdgp.station.schema import drawings, images
 
 BATCH = 200
 
@@ -41,9 +41,12 @@ def _remove(pipeline: Pipeline, which: ColumnElement[bool], why: str) -> int:
         or_(other.c.version > 0, other.c.audit, other.c.decision.is_(None),
             other.c.decision == "unsure"),
     )  # fmt: skip
+    drawn = exists().where(
+        other.c.digest == images.c.digest, drawings.c.image_id == other.c.id
+    )  # fmt: skip
     query = (
         select(images.c.id, images.c.digest)
-        .where(and_(which, images.c.removed_at.is_(None), ~kept))
+        .where(and_(which, images.c.removed_at.is_(None), ~kept, ~drawn))
         .order_by(images.c.received_at)
         .limit(BATCH)
     )

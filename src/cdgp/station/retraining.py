@@ -10,22 +10,26 @@ import logging
 import secrets
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from PIL import Image
 from sqlalchemy import Connection, or_, select, update
 
 from cdgp.data.manifest import Manifest, Sample
 from cdgp.errors import CdgpError, SettingsError, StationError
-from cdgp.station import jobs, messages, trail
+from cdgp.files import atomic_write
+from cdgp.station import drawing, jobs, messages, trail
 from cdgp.station.candidates import add_candidate
+from cdgp.station.drawing import Shape
 from cdgp.station.intake import Intake
 from cdgp.station.pipeline import Pipeline
 from cdgp.station.schema import AnyRow, images, insert_row, lines
 from cdgp.station.schema import jobs as table
 
 JOBS = "jobs"
-TABLE = "manifest.csv"
+TABLE, MASKS = "manifest.csv", "masks"
 LOOK = 2.0
 """Seconds between two looks at the jobs."""
 
@@ -38,10 +42,14 @@ class Snapshot(NamedTuple):
     manifest: Manifest
     contradicting: int
     """Files left out since people called them both good and defective."""
+    drawn: dict[Path, tuple[tuple[Shape, ...], tuple[int, int]]]
+    """Masks of the manifest, which do not exist yet: what was drawn, and (height, width)."""
 
 
 def snapshot(connection: Connection, intake: Intake, line_id: int, root: Path) -> Snapshot:
     """The judged images of a line; each file once, with its first group.
+
+    What people drew on defective images of the split test are their masks.
 
     Args:
         connection: to read from.
@@ -50,14 +58,17 @@ def snapshot(connection: Connection, intake: Intake, line_id: int, root: Path) -
         root: folder of the manifest.
     """
     rows = connection.execute(
-        select(images.c.digest, images.c.verdict, images.c.group_name, images.c.split)
+        select(images.c.id, images.c.digest, images.c.verdict, images.c.group_name, images.c.split,
+               images.c.height, images.c.width)
         .where(images.c.line_id == line_id, images.c.removed_at.is_(None))
         .where(images.c.verdict.in_(("good", "defective")))
         .where(or_(images.c.split == "fit", images.c.audit))
         .order_by(images.c.id)
-    )
+    ).fetchall()  # fmt: skip
+    tested = [row.id for row in rows if row.verdict == "defective" and row.split == "test"]
+    drawings = drawing.newest(connection, tested)
     found: dict[str, Sample] = {}
-    contradicting = set()
+    contradicting, drawn = set[str](), {}
     for row in rows:
         defective = row.verdict == "defective"
         sample = Sample(
@@ -66,8 +77,15 @@ def snapshot(connection: Connection, intake: Intake, line_id: int, root: Path) -
         )  # fmt: skip
         if found.setdefault(row.digest, sample).defective != defective:
             contradicting.add(row.digest)
-    kept = tuple(sample for key, sample in found.items() if key not in contradicting)
-    return Snapshot(Manifest(root, kept), len(contradicting))
+        elif row.id in drawings and drawings[row.id].shapes:
+            path = root / MASKS / f"{row.id}.png"
+            drawn[path] = drawings[row.id].shapes, (row.height, row.width)
+            kept = found[row.digest]
+            found[row.digest] = replace(kept, masks=(*kept.masks, path))
+    for key in contradicting:
+        for path in found.pop(key).masks:
+            del drawn[path]
+    return Snapshot(Manifest(root, tuple(found.values())), len(contradicting), drawn)
 
 
 class Retraining:
@@ -108,7 +126,7 @@ class Retraining:
         folder = self.store.home / JOBS / name
         with self.store.read() as connection:
             line = connection.scalar(select(lines.c.name).where(lines.c.id == line_id))
-            bins = snapshot(connection, self.pipeline.intake, line_id, folder).manifest
+            bins, _, drawn = snapshot(connection, self.pipeline.intake, line_id, folder)
         if line is None:
             raise StationError(f"line {line_id}: there is none")
         if not any(not sample.defective for sample in bins.of("fit")):
@@ -117,6 +135,9 @@ class Retraining:
                 "train on; review some"
             )
         folder.mkdir(parents=True)
+        for path, (shapes, size) in drawn.items():
+            with atomic_write(path) as temporary:
+                Image.fromarray(drawing.mask(shapes, size)).save(temporary, "PNG")
         bins.write_csv(folder / TABLE)
         jobs.create(folder, folder / TABLE, self.pipeline.config.train)
         counts = {split: list(pair) for split, pair in bins.counts().items()}

@@ -6,7 +6,7 @@ version that they saw: where it is not the newest any more, they are told, and n
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import (
@@ -108,16 +108,7 @@ def review(
     if verdict not in VERDICTS:
         raise StationError(f"verdict {verdict!r}: give one of {', '.join(VERDICTS)}")
     rows = _current(connection, seen)
-    held = connection.execute(
-        select(claims.c.image_id, users.c.name)
-        .join(users, users.c.id == claims.c.user_id)
-        .where(claims.c.image_id.in_(rows), claims.c.user_id != user.id)
-        .where(claims.c.until >= time.time())
-    ).fetchall()
-    if held:
-        raise LostRaceError(
-            f"{held[0].name} is looking at it right now", [h.image_id for h in held]
-        )
+    check_free(connection, user, rows)
     batch = secrets.token_hex(8)
     for row in rows.values():
         _add_version(connection, user, row, verdict, batch, None)
@@ -126,6 +117,20 @@ def review(
             before=row.verdict, after=verdict, why=reason,
         )  # fmt: skip
     return {key: row.version + 1 for key, row in rows.items()}
+
+
+def check_free(connection: Connection, user: User, image_ids: Collection[int]) -> None:
+    """Raise LostRaceError where somebody else holds one of these images."""
+    held = connection.execute(
+        select(claims.c.image_id, users.c.name)
+        .join(users, users.c.id == claims.c.user_id)
+        .where(claims.c.image_id.in_(image_ids), claims.c.user_id != user.id)
+        .where(claims.c.until >= time.time())
+    ).fetchall()
+    if held:
+        raise LostRaceError(
+            f"{held[0].name} is looking at it right now", [h.image_id for h in held]
+        )
 
 
 def undo(connection: Connection, user: User) -> dict[int, int]:

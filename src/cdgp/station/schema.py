@@ -170,6 +170,18 @@ reviews = Table(
     Index("ix_reviews_batch", "batch"),
 )  # fmt: skip
 
+# Regions that people drew; the newest version of an image is what is drawn on it.
+drawings = Table(
+    "drawings", metadata,
+    Column("id", Integer, primary_key=True),
+    Column("image_id", ForeignKey("images.id"), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("shapes", Text, nullable=False),  # JSON, as drawing.Shape reads it; [] once erased
+    Column("user_id", ForeignKey("users.id"), nullable=False),
+    Column("at", Float, nullable=False),
+    UniqueConstraint("image_id", "version", name="uq_drawings_image_version"),
+)  # fmt: skip
+
 claims = Table(
     "claims", metadata,
     Column("image_id", ForeignKey("images.id"), primary_key=True, autoincrement=False),

@@ -21,7 +21,8 @@ from cdgp.station.watching import Watcher
 
 CANDIDATES = "candidates"
 """Folder of a home into which model files are laid, so that they can be chosen."""
-CLEAR_EVERY = 600.0
+CLEAR_EVERY, CLEAR_PAUSE = 600.0, 5.0
+"""Seconds between two removals of old files: at most, and at least where space is short."""
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Station:
         self._stop.set()
         self.pipeline.wake()
         self.trials.wake.set()
+        self.intake.short.set()
         for thread in self._threads:
             thread.join()
         self.intake.decoder.close()
@@ -105,10 +107,11 @@ class Station:
         return [text for part in parts if (text := part.problem)]
 
     def _clear(self, stop: threading.Event) -> None:
-        while True:
+        while not stop.is_set():
+            self.intake.short.clear()
             try:
                 retention.clear(self.pipeline)
             except Exception:
                 log.exception("old files are not removed")
-            if stop.wait(CLEAR_EVERY):
-                return
+            if not stop.wait(CLEAR_PAUSE):
+                self.intake.short.wait(CLEAR_EVERY)

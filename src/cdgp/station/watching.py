@@ -76,7 +76,7 @@ class Watcher:
                         self._take(folder, path)
                         taken += 1
                     except FileNotFoundError:  # taken away meanwhile
-                        continue
+                        self._pending.pop(path, None)
                     except OSError as error:  # tried again: a share may be back soon
                         problem = f"{path}: cannot be read: {error.strerror or error}"
             except (NoRoomError, BacklogFullError) as error:
@@ -100,11 +100,11 @@ class Watcher:
 
     def _take(self, folder: Watch, path: Path) -> None:
         self.intake.check_backlog()
-        stamp, problem = self._pending.pop(path)[0], ""
+        stamp, problem = self._pending[path][0], ""
         try:
             if not self._enter(folder, path, stamp):
                 return
-        except (NoRoomError, BacklogFullError):
+        except (NoRoomError, BacklogFullError):  # it is whole, and is tried at the next look
             raise
         except CdgpError as error:
             # Until it changes: it would be the same again and again.
@@ -146,6 +146,7 @@ class Watcher:
             if not changed.rowcount:
                 connection.execute(insert(watched).values(path=key, **values))
         self._seen[key] = stamp
+        self._pending.pop(path, None)
 
 
 def clean_path(path: Path) -> str:

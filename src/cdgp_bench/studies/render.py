@@ -99,6 +99,7 @@ def blocks() -> dict[str, str]:
         "aupro": aupro_table(RESULTS / "aupro.json"),
         "doctor": doctor_table(read_rows(RESULTS / "doctor.jsonl")),
         "stream": stream_table(read_rows(RESULTS / "stream.jsonl")),
+        "station": station_table(read_rows(RESULTS / "station.jsonl")),
         "holes": holes_table(json.loads((RESULTS / "fuzzing.json").read_text())),
         "latency": latency_table(json.loads((RESULTS / "latency.json").read_text())),
         "side_by_side": side_by_side_table(json.loads((RESULTS / "side_by_side.json").read_text())),
@@ -214,6 +215,45 @@ def stream_table(rows: Sequence[Row]) -> str:
         [[f"{r['pictures']:,}", f"{r['peak_mib']:.0f} MiB", f"{r['seconds_a_1000']:.1f}"]
          for r in rows],
     )  # fmt: skip
+
+
+def station_table(rows: Sequence[Row]) -> str:
+    """Kills, load and full disks of the inspection station."""
+    found = {row["campaign"]: row for row in rows}
+    killed = found["kills"]
+    kept = [[name, killed[name], killed[f"{name}_held"]]
+            for name in ("uploads", "reviews", "promotions")]  # fmt: skip
+    loads = [
+        [
+            r["model"], f"{r['images']:,}", r["clients"], r["swaps"], len(r["wrong"]),
+            sum(n for code, n in r["answers"].items() if code >= "500"),
+            r["uploads_a_second"], r["scores_a_second"], r["p50_s"], r["p95_s"], r["longest_s"],
+            f"{r['memory_mib'][0][1]} … {r['memory_mib'][len(r['memory_mib']) // 2][1]} … "
+            f"{r['memory_mib'][-1][1]} MiB",
+        ]
+        for r in rows if r["campaign"] in ("load", "real")
+    ]  # fmt: skip
+    disk = found["full"]
+    filled = [
+        ["uploads up to the reserve", disk["filling"]],
+        ["reviews at the reserve", disk["reviews_at_the_reserve"]],
+        ["reviews, not a byte free", disk["reviews_without_any_space"]],
+        ["then the queue asked for, until refused", disk["more_writes"]],
+        ["uploads, not a byte free", disk["uploads_without_any_space"]],
+        ["reviews afterwards", disk["reviews_after"]],
+        ["three disks full of uploads, with removal", disk["retention"]["answers"]],
+    ]
+    told = [[what, ", ".join(f"{n} × {code}" for code, n in answers.items())]
+            for what, answers in filled]  # fmt: skip
+    return "\n\n".join((
+        markdown_table([f"{killed['kills']} kills", "acknowledged", "there afterwards"], kept),
+        markdown_table(
+            ["scorer", "images", "clients", "promotions", "lost, twice or wrong", "5xx",
+             "uploads a second", "scores a second", "p50, s", "p95, s", "longest, s",
+             "memory at begin, half way and end"], loads,
+        ),
+        markdown_table([f"disk of {disk['disk_mib']} MiB", "answers"], told),
+    ))  # fmt: skip
 
 
 def holes_table(rows: Sequence[Row]) -> str:

@@ -17,38 +17,17 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from sqlalchemy import select, update
 
-from cdgp.data.images import read_image
-from cdgp.errors import ModelFileError
 from cdgp.station import accounts
 from cdgp.station.app import make_app
 from cdgp.station.intake import add_line
-from cdgp.station.pipeline import LiveModel, Policy, Scored, promote
+from cdgp.station.pipeline import Policy, promote
 from cdgp.station.schema import images, users
 from cdgp.station.service import Station
+from cdgp_bench.studies.station import stub_load, stub_score
+
+__all__ = ["Person", "Served", "grey", "serving", "stub_load", "stub_score"]
 
 PASSWORD = "correct horse battery"
-
-
-def stub_score(path: Path, offset: float) -> float:
-    """What the stub of a model tells: mean brightness, moved by the model's own number."""
-    return float((read_image(path, 65535).mean() + offset) % 1)
-
-
-def stub_load(path: Path) -> LiveModel:
-    """A model that is a text file with a number."""
-    try:
-        offset = float(path.read_text())
-    except ValueError as error:
-        raise ModelFileError(f"{path}: is no model") from error
-
-    def score(image: Path) -> Scored:
-        pixels = read_image(image, 65535)
-        heat = np.zeros((*pixels.shape[:2], 4), np.uint8)
-        heat[:4, :4] = 255
-        regions = ((0, 0, 4, 4, 3.0),)
-        return Scored(stub_score(image, offset), regions, (), False, pixels, heat)
-
-    return LiveModel(score, "probability", 0.5)
 
 
 def grey(folder: Path, level: int, seed: int = 0) -> Path:

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from sqlalchemy import func, select, update
 from tests.cdgp.station.serving import PASSWORD, Served, grey, over_http, stub_load
 
+from cdgp.station import drawing
 from cdgp.station.intake import add_line
 from cdgp.station.schema import claims, images, reviews
 from cdgp.station.service import Station
@@ -222,4 +224,76 @@ def test_sliders_compare_promote_and_roll_back(
     playwright.expect(page.locator("main")).to_contain_text("back to policy 2")
     page.goto(f"{address}/jobs")
     page.goto(f"{address}/drift")
+    assert page.complaints == []
+
+
+def test_a_region_is_drawn_with_the_mouse_and_shown_to_the_next(
+    site: tuple[Served, str, str], browser: Any, tmp_path: Path
+) -> None:
+    served, address, _ = site
+    served.person("engineer").post("/lines", data={"name": "a"})
+    one, _ = served.person("operator", "one"), served.person("operator", "two")
+    for level in (50, 100):
+        one.upload(grey(tmp_path, level))
+    served.wait()
+    page = signed_in(browser, address, "one", PASSWORD)
+    page.goto(f"{address}/queue?line=1")
+    page.wait_for_selector(".tile")
+    page.keyboard.press("Enter")
+    box = page.locator("canvas.drawing").bounding_box()
+
+    def drag(*points: tuple[float, float]) -> None:
+        """From pixel to pixel of the image."""
+        places = [(box["x"] + x * box["width"] / 20, box["y"] + y * box["height"] / 16)
+                  for x, y in points]  # fmt: skip
+        page.mouse.move(*places[0])
+        page.mouse.down()
+        for place in places[1:]:
+            page.mouse.move(*place, steps=4)
+        page.mouse.up()
+
+    drag((1, 1), (9, 9))  # no tool: nothing happens
+    page.keyboard.press("r")
+    drag((2, 3), (12, 9))
+    drag((15, 10), (18, 14))
+    page.keyboard.press("z")  # the second one
+    page.keyboard.press("e")
+    for _ in range(20):
+        page.keyboard.press("[")
+    drag((6, 6), (8, 6))
+    page.keyboard.press("e")  # the tool is put away, and what was drawn is saved
+    playwright.expect(page.locator("#drawn")).to_have_text("drawing saved ✓")
+    page.keyboard.press("d")
+    saved(page, "1 saved ✓")
+    with served.station.store.read() as connection:
+        found = drawing.newest(connection, [1, 2])
+    assert set(found) == {1}
+    expected = np.zeros((16, 20), np.bool_)
+    expected[3:9, 2:12] = True
+    marked = drawing.mask(found[1].shapes, (16, 20))
+    erased = expected & ~marked
+    assert not (marked & ~expected).any()
+    assert erased[5:7, 6:8].all() and erased.sum() < 16
+
+    # The next person sees it, on the page of the image; who was slower is told and sees the other.
+    other = signed_in(browser, address, "two", PASSWORD)
+    other.goto(f"{address}/images/1")
+    ink = (
+        "sheet => [...sheet.getContext('2d').getImageData(0, 0, 1280, 1024).data]"
+        ".filter((value, i) => i % 4 === 3 && value > 127).length"
+    )
+    seen = other.locator("canvas.drawing").evaluate(ink)
+    assert seen == pytest.approx(marked.sum() * 64 * 64, rel=0.1)
+    version = found[1].version
+    body = {"version": version, "shapes": []}
+    assert one.post("/api/v1/images/1/drawing", json=body).status_code == 200
+    box = other.locator("canvas.drawing").bounding_box()
+    page = other
+    page.keyboard.press("p")
+    drag((10, 12), (14, 12))
+    page.keyboard.press("p")
+    playwright.expect(page.locator("#problem")).to_contain_text("one has drawn on it")
+    assert page.locator("canvas.drawing").evaluate(ink) == 0
+    with served.station.store.read() as connection:
+        assert drawing.newest(connection, [1])[1].version == version + 1
     assert page.complaints == []

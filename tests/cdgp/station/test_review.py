@@ -5,10 +5,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import func, select, update
 from tests.cdgp.station.serving import Served, grey, serving, stub_score
 
-from cdgp.station import retention, trail
+from cdgp.station import retention, service, trail
 from cdgp.station.schema import claims, images, reviews
 
 LEVELS = range(80, 176, 8)
@@ -241,6 +242,29 @@ def test_the_same_on_postgresql(tmp_path: Path, postgres: str) -> None:
         assert 'queue_depth{line="a"} 2.0' in operator.get("/metrics").text
         with served.station.store.read() as connection:
             trail.verify(connection)
+
+
+def test_files_that_may_go_do_so_at_once_where_an_upload_finds_no_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "CLEAR_PAUSE", 0.02)
+    looked: list[int] = []
+    cleared = threading.Semaphore(0)
+
+    def clear(pipeline: Any) -> int:
+        looked.append(1)
+        cleared.release()
+        return 0
+
+    monkeypatch.setattr(retention, "clear", clear)
+    with serving(tmp_path / "home") as served:
+        assert cleared.acquire(timeout=60)  # at the start
+        time.sleep(0.2)
+        assert len(looked) == 1  # not before ten minutes are over
+        poor = served.station.config.model_copy(update={"reserve_gib": 1e9})
+        monkeypatch.setattr(served.station.intake, "config", poor)
+        assert served.person("operator").upload(grey(tmp_path, 20))["status"] == 507
+        assert cleared.acquire(timeout=60)
 
 
 def test_little_free_space_removes_the_oldest_first(served: Served, tmp_path: Path) -> None:

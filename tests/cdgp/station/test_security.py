@@ -53,6 +53,8 @@ LEAST = {
     ("POST", "/users/{user_id}/password"): "administrator",
     ("POST", "/api/v1/images"): "operator",
     ("GET", "/api/v1/images/{image_id}"): "viewer",
+    ("GET", "/api/v1/images/{image_id}/drawing"): "viewer",
+    ("POST", "/api/v1/images/{image_id}/drawing"): "operator",
     ("POST", "/api/v1/queue/claim"): "operator",
     ("POST", "/api/v1/reviews"): "operator",
     ("POST", "/api/v1/reviews/undo"): "operator",

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import func, insert, select, text, update
+from sqlalchemy import create_engine, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 from tests.helpers import raised
 
@@ -164,6 +165,64 @@ def test_a_migration_comes_after_a_backup_and_is_whole(
         assert connection.execute(text("SELECT name, note FROM lines")).fetchall() == [
             ("kept", None)
         ]
+    again.close()
+
+
+EARLIER = {
+    "0001": """
+        INSERT INTO users VALUES (1, 'anna', 'x', 'operator', false, false, 0);
+        INSERT INTO lines VALUES (1, 'a', 0);
+        INSERT INTO models VALUES (1, 'm', 'model', '.onnx', 'probability', 0.5, 0);
+        INSERT INTO policies VALUES (1, 1, 1, 0.3, 0.7, 'so', 1, 0);
+        INSERT INTO images VALUES (1, 1, 'd', 'p', '', 'p', '', 'p.png', 9, 20, 16, 'test', true, 0,
+            1, 'unsure', 0, '', 'defective', 1, NULL);
+        INSERT INTO scores (id, image_id, model_id, policy_id, score, decision, regions, warnings,
+            at) VALUES (1, 1, 1, 1, 0.5, 'unsure', '[]', '[]', 0);
+        INSERT INTO reviews VALUES (1, 1, 1, 'defective', 1, 0, 'b', NULL);
+    """,
+    "0002": "INSERT INTO candidates VALUES (1, 1, 1, 'next.onnx', 0);",
+    "0003": "INSERT INTO outbox VALUES (1, 'k', 0, 'review', '{}');",
+}
+"""Rows as each schema before the newest has them, on top of those of the schema before it."""
+
+
+@both
+@pytest.mark.parametrize("start", sorted(EARLIER))
+def test_a_database_of_an_earlier_schema_is_migrated_with_its_rows(
+    opened: Store, start: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened.close()
+    url = None if opened.file else request.getfixturevalue("postgres")
+    if opened.file:
+        opened.file.unlink()
+    else:
+        engine = create_engine(store.postgresql(str(url)))
+        with engine.begin() as connection:
+            connection.execute(text("DROP SCHEMA public CASCADE"))
+            connection.execute(text("CREATE SCHEMA public"))
+        engine.dispose()
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "head", lambda: start)
+        upgrade = command.upgrade
+        patch.setattr(command, "upgrade", lambda config, to: upgrade(config, start))
+        earlier = Store(opened.home, url)
+        with earlier.write() as connection:
+            for step in sorted(key for key in EARLIER if key <= start):
+                for statement in EARLIER[step].split(";")[:-1]:
+                    connection.execute(text(statement))
+        earlier.close()
+    again = Store(opened.home, url)
+    with again.write() as connection:
+        assert store.revision(connection) == store.head()
+        migrated = MigrationContext.configure(connection)
+        assert compare_metadata(migrated, schema.metadata) == []
+        row = connection.execute(select(schema.images)).one()
+        assert (row.verdict, row.version, row.split, row.audit) == ("defective", 1, "test", True)
+        assert connection.execute(select(schema.scores.c.score)).one() == (0.5,)
+        connection.execute(
+            insert(schema.drawings).values(image_id=1, version=1, shapes="[]", user_id=1, at=0)
+        )
+    assert len(list((again.home / "backups").iterdir())) == 1
     again.close()
 
 

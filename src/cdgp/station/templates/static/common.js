@@ -11,7 +11,7 @@ async function ask(path, body, options = {}) {
   const headers = { "X-CSRF-Token": csrf ? csrf.content : "" };
   if (!options.raw) headers["Content-Type"] = "application/json";
   const answer = await fetch(path, {
-    method: "POST", headers, body: options.raw ? body : JSON.stringify(body),
+    method: "POST", headers, body: options.raw ? body : JSON.stringify(body), keepalive: Boolean(options.keepalive),
   });
   if (answer.status === 401) window.location.assign("/login");
   const told = await answer.json().catch(() => ({ detail: `the station answers ${answer.status}` }));

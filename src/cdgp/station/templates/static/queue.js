@@ -43,12 +43,14 @@ function restyle() {
   heat.style.opacity = view.opacity;
   heat.classList.toggle("off", view.bare || !view.heat || !shown.heat);
   boxes.classList.toggle("off", view.bare || !view.boxes);
+  canvas().classList.toggle("off", view.bare);
 }
 
 /* The zoom and the place in the image stay from one image to the next. */
 function draw(image) {
   const { base, heat, boxes, stage } = layers();
   const place = [stage.scrollLeft, stage.scrollTop];
+  if (shown !== image) leaveDrawing();
   shown = image;
   base.src = source(image, view.full);
   base.alt = `Image ${image.id}`;
@@ -56,6 +58,7 @@ function draw(image) {
   else heat.removeAttribute("src");
   drawBoxes(boxes, image);
   fit();
+  paint();
   restyle();
   stage.scrollTo(...place);
 }
@@ -168,6 +171,7 @@ function verdict(name) {
     ? state.items.filter((image) => state.selected.has(image.id))
     : current() ? [current()] : [];
   if (!some.length) return;
+  saveDrawing();
   const ids = some.map((image) => image.id);
   const place = state.at;
   state.items = state.items.filter((image) => !ids.includes(image.id));
@@ -220,12 +224,16 @@ function move(step) {
 }
 
 function press(key) {
+  if (state.single && drawingKey(key)) return true;
   if (VERDICTS[key]) verdict(VERDICTS[key]);
   else if (key === "z") inOrder(undo);
   else if (key === "j" || key === "ArrowRight") move(1);
   else if (key === "k" || key === "ArrowLeft") move(-1);
-  else if (key === "Enter") { state.single = !state.single; render(); }
-  else if (key === "Escape") { state.single = false; render(); }
+  else if (key === "Enter" || key === "Escape") {
+    state.single = key === "Enter" && !state.single;
+    useTool(null);
+    render();
+  }
   else if (key === "?") document.getElementById("help").showModal();
   else if (key === "x" && current()) {
     if (!state.selected.delete(current().id)) state.selected.add(current().id);
@@ -242,6 +250,8 @@ function press(key) {
 
 async function pageVerdict(key) {
   const { image, version } = figure.dataset;
+  saveDrawing();
+  await sending;
   try {
     if (key === "z") await ask("/api/v1/reviews/undo", {});
     else await ask("/api/v1/reviews", { verdict: VERDICTS[key], images: [{ id: Number(image), version: Number(version) }] });
@@ -252,6 +262,7 @@ async function pageVerdict(key) {
 }
 
 function pageKey(key) {
+  if (drawingKey(key)) return true;
   if (figure.dataset.version && (VERDICTS[key] || key === "z")) pageVerdict(key);
   else return viewerKey(key);
   return true;
@@ -282,6 +293,6 @@ if (queue) {
   setInterval(() => { if (!state.items.length && !state.saving) fill(); }, AGAIN);
   setInterval(() => { if (state.items.length) fill(); }, RENEW);
 } else if (figure) {
-  const { image, heat, boxes, width, height } = figure.dataset;
-  draw({ id: Number(image), heat: heat || null, boxes: JSON.parse(boxes), width: Number(width), height: Number(height) });
+  const { image, heat, boxes, drawing, width, height } = figure.dataset;
+  draw({ id: Number(image), heat: heat || null, boxes: JSON.parse(boxes), drawing: JSON.parse(drawing), width: Number(width), height: Number(height) });
 }

@@ -141,7 +141,11 @@ class _SynchronisedNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, share: Share
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         C = x.shape[1]
-        variance, mean = torch.var_mean(x.to(weight.dtype), (0, 2, 3), correction=0)
+        # Of the running statistics that it updates too, none is kept; var_mean takes 20 times as
+        # long on a processor.
+        mean, variance = torch.batch_norm_update_stats(
+            x.to(weight.dtype), weight.new_zeros(C), weight.new_ones(C), 0.0
+        )
         parts = mean.new_zeros(share.count, 2 * C + 1)
         parts[share.rank] = torch.cat([mean, variance, mean.new_tensor([x.numel() / C])])
         distributed.all_reduce(parts)
@@ -167,4 +171,4 @@ class _SynchronisedNorm(torch.autograd.Function):
         distributed.all_reduce(sums)
         slope, constant = sums * (weight * (variance + ctx.eps).rsqrt() / count)
         shift = functional.batch_norm(x, mean, variance, slope, constant, eps=ctx.eps)
-        return of_x - shift, of_weight, of_bias, None, None
+        return of_x.sub_(shift), of_weight, of_bias, None, None

@@ -1,10 +1,10 @@
 """The first ten steps of both stages: losses and time by number of devices and by precision.
 
-    python -m cdgp_bench.studies.devices [--input-size 256]
+    python -m cdgp_bench.studies.devices [--input-size 256] [--rates 1e-3 3e-3] [--out FILE]
 
 Every variant trains on the same synthetic surfaces with the defaults of `lite`, in processes of its
-own, which together have as many threads as torch takes here. ``one, half the threads`` shows what
-another order of summation does to one process. Writes docs/results/devices.json.
+own. ``one, two threads`` shows what another order of summation does to one process. ``--rates`` are
+the learning rates of the two stages.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import torch
 
 from cdgp.data.manifest import WeakSplit
 from cdgp.files import write_text
-from cdgp.presets import Settings, settings
+from cdgp.presets import PRESETS, Settings, settings
 from cdgp.progress import Quiet
 from cdgp.training import loop
 from cdgp.training.context import TrainingContext, new_context
@@ -35,10 +35,10 @@ STAGES = ("Dual GP", "Reverse student")
 VARIANTS = {
     "one": (1, 1, "float32"),
     "two": (2, 1, "float32"),
-    "one, half the threads": (1, 2, "float32"),
+    "one, two threads": (1, 2, "float32"),
     "one, bfloat16": (1, 1, "bfloat16"),
 }
-"""Devices, by what the threads are divided, and precision."""
+"""Processes, threads of each, and precision."""
 
 
 def every_step(context: TrainingContext, data: WeakSplit, chosen: Settings, threads: int) -> None:
@@ -55,7 +55,7 @@ def every_step(context: TrainingContext, data: WeakSplit, chosen: Settings, thre
 
 
 def measured(data: WeakSplit, chosen: Settings, devices: int, threads: int) -> dict[str, Any]:
-    """Losses, and seconds of wall and of the first process's CPU a step after the first."""
+    """Losses; seconds a step after the first: of the clock, and of the first process's CPU."""
     records: list[dict[str, Any]] = []
     context = replace(
         new_context(None, None, Quiet(), devices), log=lambda r: records.append(dict(r))
@@ -75,25 +75,30 @@ def measured(data: WeakSplit, chosen: Settings, devices: int, threads: int) -> d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--input-size", type=int, default=256)
+    parser.add_argument("--rates", type=float, nargs=2, default=[
+        PRESETS["lite"][stage]["learning_rate"] for stage in ("dual_gp", "student")
+    ])  # fmt: skip
+    parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
-    threads = torch.get_num_threads()
-    record: dict[str, Any] = {"machine": machine(), "input_size": given.input_size}
+    rates = [{"steps": STEPS, "learning_rate": rate} for rate in given.rates]
+    record: dict[str, Any] = {
+        "machine": machine(), "input_size": given.input_size, "rates": given.rates,
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         surfaces = make_dataset(Path(folder), size=(given.input_size, given.input_size))
-        for name, (devices, divided, precision) in VARIANTS.items():
+        for name, (devices, threads, precision) in VARIANTS.items():
             chosen = settings(
                 "lite", input_size=(given.input_size, given.input_size),
-                dual_gp={"steps": STEPS, "no_separation": "flag"}, student={"steps": STEPS},
+                dual_gp={**rates[0], "no_separation": "flag"}, student=rates[1],
                 training={"precision": precision},
             )  # fmt: skip
             manifest, _ = prepare_manifest(surfaces, chosen, Quiet())
-            each = max(1, threads // (devices * divided))
-            record[name] = measured(manifest.weak_split(), chosen, devices, each)
+            record[name] = measured(manifest.weak_split(), chosen, devices, threads)
     for name in VARIANTS:
         for stage in STAGES:
             pairs = zip(record[name][stage]["losses"], record["one"][stage]["losses"], strict=True)
             record[name][stage]["off"] = [round(abs(a - b), 6) for a, b in pairs]
-    write_text(OUT, json.dumps(record, indent=1) + "\n")
+    write_text(given.out, json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1))
 
 

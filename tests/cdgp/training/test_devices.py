@@ -98,6 +98,7 @@ def unshared(forked: None, split: WeakSplit, ten_steps: Settings) -> Records:
     return found
 
 
+@pytest.mark.slow
 def test_the_first_ten_losses_of_two_processes_are_those_of_one(
     forked: None, split: WeakSplit, ten_steps: Settings, unshared: Records
 ) -> None:
@@ -114,6 +115,7 @@ def test_the_first_ten_losses_of_two_processes_are_those_of_one(
                 assert b[key] == pytest.approx(a[key], abs=2e-6, rel=0), (stage, a["step"], key)
 
 
+@pytest.mark.slow
 def test_an_interrupted_stage_goes_on_with_another_number_of_devices(
     forked: None, split: WeakSplit, ten_steps: Settings, unshared: Records, tmp_path: Path
 ) -> None:
@@ -173,6 +175,7 @@ def until(condition: Callable[[], bool], seconds: float = 240) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_a_killed_command_leaves_no_process_and_resumes_on_one_device(
     few: Manifest, tmp_path: Path

@@ -278,10 +278,12 @@ def test_a_region_is_drawn_with_the_mouse_and_shown_to_the_next(
     # The next person sees it, on the page of the image; who was slower is told and sees the other.
     other = signed_in(browser, address, "two", PASSWORD)
     other.goto(f"{address}/images/1")
-    ink = (
-        "sheet => [...sheet.getContext('2d').getImageData(0, 0, 1280, 1024).data]"
-        ".filter((value, i) => i % 4 === 3 && value > 127).length"
-    )
+    ink = """sheet => {
+        const { data } = sheet.getContext("2d").getImageData(0, 0, 1280, 1024);
+        let count = 0;
+        for (let i = 3; i < data.length; i += 4) count += data[i] > 127;
+        return count;
+    }"""
     seen = other.locator("canvas.drawing").evaluate(ink)
     assert seen == pytest.approx(marked.sum() * 64 * 64, rel=0.1)
     version = found[1].version

@@ -235,6 +235,12 @@ def test_the_same_on_postgresql(tmp_path: Path, postgres: str) -> None:
         assert other.review("defective", seen[0]).status_code == 409
         assert operator.post("/api/v1/reviews/undo", json={}).status_code == 200
         assert operator.review("good", {"id": seen[0]["id"], "version": 2}).status_code == 200
+        drawing = f"/api/v1/images/{seen[0]['id']}/drawing"
+        shape = {"kind": "rectangle", "points": [[2, 3], [7, 5]]}
+        for version in (0, 1):
+            body = {"version": version, "shapes": [shape]}
+            assert operator.post(drawing, json=body).json() == {"version": version + 1}
+        assert operator.get(drawing).json()["version"] == 2
         assert retention.clear(served.station.pipeline, time.time() + 40 * 86400) == 0
         engineer = served.person("engineer")
         for path in ("/", "/bins?bin=good", f"/images/{seen[0]['id']}", "/audit", "/settings"):

@@ -88,11 +88,11 @@ async function sendDrawing(image, options = {}) {
     image.drawing.version = (await ask(place, { version, shapes }, options)).version;
     if (!image.drawing.dirty) tellDrawing("drawing saved ✓");
   } catch (error) {
+    if (error.status !== 409) image.drawing.dirty = true;
+    else image.drawing = await fetch(place).then((answer) => answer.ok ? answer.json() : image.drawing).catch(() => image.drawing); // somebody else's
+    if (image === shown) paint();
     tellDrawing("");
     showProblem(`Image ${image.id}: the drawing is not saved. ${error.status ? error.message : "The station does not answer; draw on to try again."}`);
-    if (error.status !== 409) image.drawing.dirty = true;
-    else image.drawing = await fetch(place).then((answer) => answer.json()).catch(() => image.drawing); // somebody else's
-    if (image === shown) paint();
   }
 }
 

@@ -3,7 +3,8 @@
 One ONNX graph is made, with calibration and decision data inside, and OpenVINO reads that same
 graph. The graph takes what ``data.images.to_input`` makes: float32 RGB in [0, 1], resized
 bilinearly with antialiasing. Before anything is written, the runtime that the file is for scores
-real images beside torch, in batches of 1, 3 and 5.
+real images beside torch, in batches of 1, 3 and 5. A model that cuts images into windows becomes
+two graphs, which take images of their own sizes one by one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +41,7 @@ from cdgp.runtimes.card import FOREIGN, SECOND, VERSION, card_of, to_metadata
 from cdgp.runtimes.onnx import OnnxRuntime
 from cdgp.runtimes.openvino import OpenVinoRuntime
 from cdgp.runtimes.parity import Parity, compare
-from cdgp.runtimes.sealed import SEAL, outputs_path, read_exported
+from cdgp.runtimes.sealed import SEAL, files_of, outputs_path, read_exported
 from cdgp.runtimes.tiled import EVIDENCE, TiledExport, Tiling
 from cdgp.runtimes.torch import TiledRuntime, TorchRuntime
 from cdgp.runtimes.writers import (
@@ -232,6 +233,10 @@ def _export(
         save(written[1], {"format": SECOND, "version": str(VERSION)}, second)
         seal = read_exported(second).metadata[SEAL]
         about["tiling"] = tiling._replace(outputs_sha256=seal)._asdict()
+    else:  # of an earlier export that is replaced
+        for left in files_of(options.out)[1:]:
+            if left.stem.endswith(".outputs"):
+                left.unlink()
     metadata = to_metadata(card_of(resized)._replace(export=about))
     if options.flavour:
         metadata["format"] = FOREIGN + options.flavour
@@ -262,7 +267,7 @@ def _runtime_of(
 def _middle_window(
     image: Path, read: Callable[[Path], Array], window: tuple[int, int], graph: InferenceGraph
 ) -> Array:
-    """(3, h, w) of an image that is cut into windows; all of one that is not."""
+    """The middle window (3, h, w) of an image that is cut; all of one that is not."""
     whole = read(image)
     possible = places(whole.shape[1:], window, graph.evidence.teacher.strides)
     return cut(whole, possible[len(possible) // 2], window)
@@ -328,10 +333,15 @@ def check_options(options: ExportOptions) -> None:
     newest = require_package("onnx").defs.onnx_opset_version()
     if not OPSET <= options.opset <= newest:
         raise SettingsError(f"--opset {options.opset}: {OPSET} to {newest} can be written")
-    for path in (out, out.with_suffix(".bin")) if out.suffix == ".xml" else (out,):
-        if path.exists() and not options.overwrite:
-            raise OutputError(f"{path}: exists; choose another --out or give --overwrite")
+    check_absent(out, options.overwrite)
     check_writable(out, out.parent)
+
+
+def check_absent(out: Path, overwrite: bool) -> None:
+    """Raise OutputError where a file, or an .xml's .bin, is there and is not to be replaced."""
+    for path in (out, out.with_suffix(".bin")) if out.suffix == ".xml" else (out,):
+        if path.exists() and not overwrite:
+            raise OutputError(f"{path}: exists; choose another --out or give --overwrite")
 
 
 def check_model(model: Model, options: ExportOptions) -> None:
@@ -344,9 +354,7 @@ def check_model(model: Model, options: ExportOptions) -> None:
                 "the size that it was trained with: leave --input-size and --flavour out"
             )
         second = outputs_path(options.out)
-        for path in (second, second.with_suffix(".bin")):
-            if path.exists() and not options.overwrite:
-                raise OutputError(f"{path}: exists; choose another --out or give --overwrite")
+        check_absent(second, options.overwrite)
     problem = size_problem(size, name) if isinstance(size, tuple) else None
     if problem:
         raise SettingsError(f"--input-size {problem}")

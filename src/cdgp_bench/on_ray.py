@@ -4,8 +4,10 @@ A task has as many threads as this process, since sums of floats depend on their
 share the folders of images and checkpoints.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,10 +35,12 @@ def _rows(
     out, checkpoints = place.out.resolve(), place.checkpoints.resolve()
     whole = Place(out, checkpoints, Quiet(), _mute)
     with connected(address, 0) as ray:
-        check_processors(ray.nodes(), threads)
+        # Rows of a GPU and of a processor differ: all are of what this process has.
+        gpus = int(torch.cuda.is_available())
+        check_room(ray.nodes(), threads, gpus)
         # Once more after a worker is gone: its finished stages are not trained again.
-        remote = ray.remote(_computed).options(num_cpus=threads, max_retries=1)
-        shared = ray.put((plan, whole, threads))
+        remote = ray.remote(_computed).options(num_cpus=threads, num_gpus=gpus, max_retries=1)
+        shared = ray.put((plan, whole, threads, Path.cwd()))
         left = {remote.remote(task, shared): task.run for task in tasks}
         while left:
             (done,), _ = ray.wait([*left], num_returns=1)
@@ -47,9 +51,10 @@ def _rows(
                 yield run, {"status": "failed", "reason": f"its worker ended: {first_line(error)}"}
 
 
-def _computed(task: Task, shared: tuple[Plan, Place, int]) -> Row:
-    plan, place, threads = shared
+def _computed(task: Task, shared: tuple[Plan, Place, int, Path]) -> Row:
+    plan, place, threads, here = shared
     torch.set_num_threads(threads)
+    os.chdir(here)  # the plan's paths may be relative
     return computed(task.run, task.prepared, plan, place)
 
 
@@ -57,9 +62,17 @@ def _mute(line: str) -> None:
     pass
 
 
-def check_processors(nodes: Sequence[dict[str, Any]], threads: int) -> None:
-    """Raise SettingsError where no machine has processors for a task: it would wait for ever."""
-    most = max((node["Resources"].get("CPU", 0) for node in nodes if node["Alive"]), default=0)
+def check_room(nodes: Sequence[dict[str, Any]], threads: int, gpus: int) -> None:
+    """Raise SettingsError where no machine has room for a task: it would wait for ever."""
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    if gpus:
+        alive = [resources for resources in alive if resources.get("GPU", 0) >= gpus]
+        if not alive:
+            raise SettingsError(
+                "--ray: this machine has a GPU, and no machine of the cluster has one; rows would "
+                "differ: start from a machine without, or hide it with CUDA_VISIBLE_DEVICES="
+            )
+    most = max((resources.get("CPU", 0) for resources in alive), default=0)
     if most < threads:
         raise SettingsError(
             f"--ray: a row takes {threads} threads, and no machine of the cluster has more than "

@@ -9,7 +9,7 @@ from tests.cdgp_bench.helpers import run_cli, written
 
 from cdgp.data.manifest import Manifest
 from cdgp.errors import SettingsError
-from cdgp_bench.on_ray import check_processors
+from cdgp_bench.on_ray import check_room
 from cdgp_bench.rows import ROWS, read_rows
 
 MEASURED = ("seconds", "evaluation_seconds", "machine", "facts")
@@ -40,14 +40,17 @@ def test_rows_on_ray_are_those_of_one_process(
         torch.set_num_threads(threads)
 
 
-def test_rows_that_no_machine_has_processors_for_are_refused() -> None:
+def test_rows_that_no_machine_has_room_for_are_refused() -> None:
     nodes = [
         {"Alive": True, "Resources": {"CPU": 2.0}},
         {"Alive": False, "Resources": {"CPU": 64.0}},
     ]
-    check_processors(nodes, 2)
+    check_room(nodes, 2, 0)
     with pytest.raises(SettingsError, match=r"takes 4 threads.* more than 2 processors"):
-        check_processors(nodes, 4)
+        check_room(nodes, 4, 0)
+    with pytest.raises(SettingsError, match="no machine of the cluster has one"):
+        check_room(nodes, 2, 1)
+    check_room([{"Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}}], 2, 1)
 
 
 def test_a_cluster_that_is_not_there(tmp_path: Path, surfaces: Manifest) -> None:

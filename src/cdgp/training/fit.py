@@ -54,11 +54,10 @@ def train(data: WeakSplit, settings: Settings, context: TrainingContext) -> Mode
     """`train_network` and the calibration.
 
     On several devices the stages train in processes of their own; their finished checkpoints are
-    then read here, as those of an interrupted run are.
-    Each image is decoded once for all stages, as long as the inputs fit into memory. Where no
-    defective image is given, or the only ones calibrate, there is no Dual GP: what good images
-    alone give makes the model. Errors: see ``cdgp.errors``; SettingsError for a false-reject bound
-    that the calibration cannot give.
+    then read here, as those of an interrupted run are. Each process decodes an image once for all
+    stages, as long as the inputs fit into memory. Where no defective image is given, or the only
+    ones calibrate, there is no Dual GP: what good images alone give makes the model. Errors: see
+    ``cdgp.errors``; SettingsError for a false-reject bound that the calibration cannot give.
     """
     of_stages = context
     if context.devices > 1:

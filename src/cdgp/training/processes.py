@@ -193,9 +193,12 @@ def _cause(
     for rank, (kind, _) in sorted(found.items()):
         if kind == "lost":
             processes[rank].join(GRACE_SECONDS)
+            code = processes[rank].exitcode
+            killed = code == -signal.SIGKILL
+            why = "the memory may not have sufficed" if killed else "it may have said why, above"
             return TrainingError(
-                f"{processes[rank].name} of {len(processes)} ended by itself "
-                f"({_ending(processes[rank].exitcode)}); the memory may not have sufficed. {GO_ON}"
+                f"{processes[rank].name} of {len(processes)} ended by itself ({_ending(code)}); "
+                f"{why}. {GO_ON}"
             )
     return TrainingError(f"{errors[0]}{GO_ON}")
 

@@ -191,10 +191,11 @@ def drawn_windows(
     """
     images, windows = [], []
     for row, index in enumerate(indices):
-        size = dataset.input(index).shape[1:] if dataset.tile else dataset.size
+        whole = dataset.input(index) if dataset.tile or row >= first else None
+        size = dataset.size if whole is None else whole.shape[1:]
         possible = places(size, dataset.size, strides)
         place = possible[int(torch.randint(len(possible), (), generator=generator))]
-        if row >= first:
-            images.append(cut(dataset.input(index), place, dataset.size))
+        if whole is not None and row >= first:
+            images.append(cut(whole, place, dataset.size))
             windows.append((index, place))
     return torch.stack(images), windows

@@ -15,14 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from filelock import FileLock
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from cdgp.data.images import network_input, to_input
 from cdgp.data.manifest import WeakSplit
 from cdgp.files import atomic_write, write_text
-from cdgp.locks import LOCK
 from cdgp.method.calibration import Calibration
 from cdgp.method.graph import EvidenceGraph, InferenceGraph, OutputGraph
 from cdgp.method.network import Evidence
@@ -37,6 +35,7 @@ from cdgp.training.dual_gp import LEAST_SEPARATION
 from cdgp.training.fit import StagePlace, TrainedNetwork, train_network
 from cdgp_bench.controls import Control, new_control
 from cdgp_bench.methods import Fitted, Pipeline, Scored
+from cdgp_bench.methods.common import held_stage
 
 
 class Keys(NamedTuple):
@@ -86,12 +85,6 @@ def train(
     return found._replace(network=found.network.to(context.fabric.device))
 
 
-def held_stage(folder: Path) -> FileLock:
-    """A lock on the folder of a stage, which other processes wait for."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return FileLock(folder / LOCK)
-
-
 class StoredEvidence(NamedTuple):
     """The evidence of some images, read one by one from its file."""
 
@@ -129,9 +122,10 @@ def stored_evidence(
     read = [settings.data.white_level, settings.data.pages]
     key = hashlib.sha256(json.dumps([stamps, *read]).encode()).hexdigest()
     maps, facts = (folder / f"{key[:16]}.{ending}" for ending in ("npy", "json"))
-    if not facts.is_file():
-        found = trained()
-        write_evidence(maps, facts, paths, found, settings, progress, name)
+    with held_stage(folder):
+        if not facts.is_file():
+            found = trained()
+            write_evidence(maps, facts, paths, found, settings, progress, name)
     kept = json.loads(facts.read_text(encoding="utf-8"))
     sizes = [(height, width) for height, width in kept["sizes"]]
     return StoredEvidence(

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cdgp.data.images import network_input
 from cdgp.data.manifest import WeakSplit
+from cdgp.locks import LOCK
 from cdgp.method.backbone import Encoder
 from cdgp.prefetch import read_ahead
 from cdgp.presets import Settings
@@ -55,10 +57,17 @@ def fit_on_labels(
         name, model, torch.optim.AdamW(groups), s.steps, cosine(s.steps, s.final_learning_rate),
         lambda step: weak_batch(images, settings, step), f"{name} {key}", f"{name}.safetensors",
     )  # fmt: skip
-    context = replace(context, checkpoints=checkpoints / f"{name}-{key[:16]}")
-    seconds = run_stage(stage, context)
+    folder = checkpoints / f"{name}-{key[:16]}"
+    with held_stage(folder):
+        seconds = run_stage(stage, replace(context, checkpoints=folder))
     model.eval()
     return fitted_network(model, predict, settings, seconds, True, facts)
+
+
+def held_stage(folder: Path) -> FileLock:
+    """A lock on the folder of a stage, which other processes wait for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder / LOCK)
 
 
 def fitted_network(

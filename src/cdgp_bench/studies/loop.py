@@ -13,6 +13,7 @@ stopped; the figure is docs/results/figures/loop.png.
 """
 
 import argparse
+import hashlib
 import os
 import random
 from collections import defaultdict
@@ -26,7 +27,7 @@ import numpy as np
 
 from cdgp.data.manifest import Manifest, Sample
 from cdgp.data.splits import needed_labels
-from cdgp.errors import CdgpError
+from cdgp.errors import CdgpError, DataError, OutputError
 from cdgp.metrics.ranking import image_auroc
 from cdgp.presets import settings
 from cdgp.progress import Bars
@@ -93,7 +94,8 @@ def magnetic_tiles() -> Manifest:
 
 
 def line_of(images: Manifest, seed: int) -> Line:
-    """Deal the images outside the test part to the start and to days, whole groups at a time."""
+    """Deal the images outside the test part to the start and to days, in the order of shuffled
+    groups; of a group that is cut by the end of a day, the rest comes on the next."""
     rng = random.Random(f"line {seed}")
     groups = defaultdict(list)
     for sample in images.of("train"):
@@ -107,6 +109,8 @@ def line_of(images: Manifest, seed: int) -> Line:
     def take(number: dict[bool, int]) -> list[Sample]:
         taken = []
         for label, count in number.items():
+            if len(queue[label]) < count:
+                raise DataError(f"{images.root}: too few images for {DAYS} days")
             taken += queue[label][:count]
             del queue[label][:count]
         return taken
@@ -117,6 +121,9 @@ def line_of(images: Manifest, seed: int) -> Line:
 def ten_days(line: Line, policy: str, seed: int) -> None:
     """Train and measure each day's model, and review by its scores."""
     rows = read_rows(OUT)
+    made_with = setup_of(line)
+    if any(row["setup"] != made_with for row in rows):
+        raise OutputError(f"{OUT}: has rows of another setup; move it away")
     rng = random.Random(f"review {seed}")
     known = list(line.first)
     reviewed = 0
@@ -125,7 +132,7 @@ def ten_days(line: Line, policy: str, seed: int) -> None:
             replace(line.test, samples=tuple(known)).weak_split(needed=needed_labels(SETTINGS)),
             SETTINGS.model_copy(update={"seed": seed}), WORK / "checkpoints", Bars(),
         )  # fmt: skip
-        name = {"policy": policy, "day": day, "seed": seed}
+        name = {"policy": policy, "day": day, "seed": seed, "setup": made_with}
         if not any(name.items() <= row.items() for row in rows):
             defects = sum(s.defective for s in known)
             counted = {"reviewed": reviewed, "images": len(known), "defects": defects}
@@ -149,18 +156,29 @@ def ten_days(line: Line, policy: str, seed: int) -> None:
         reviewed += REVIEWS
 
 
+def setup_of(line: Line) -> str:
+    """A short digest of what the rows of all seeds depend on."""
+    chosen = SETTINGS.model_dump_json(), FIRST, DAILY, REVIEWS, AUDITED, CALIBRATES, OVERKILL
+    made = f"{chosen} {METHODS['cdgp'].version} {line.test.sha256}"
+    return hashlib.sha256(made.encode()).hexdigest()[:12]
+
+
 def scores_of(fitted: Any, samples: Sequence[Sample]) -> list[float]:
     return [scored.image_score for scored in fitted.score([s.image for s in samples])]
 
 
-def measured(fitted: Any, test: Sequence[Sample]) -> dict[str, float]:
-    """AUROC-I on the test part, and the share of its defects that escape at ``OVERKILL``."""
+def measured(fitted: Any, test: Sequence[Sample]) -> dict[str, Any]:
+    """AUROC-I on the test part, and the share of its defects that escape at ``OVERKILL``.
+
+    The threshold of the latter is set on the test part's own good images: it compares rankings, and
+    is not what a station would get.
+    """
     scores = np.array(scores_of(fitted, test))
     labels = np.array([bool(s.defective) for s in test])
     good = np.sort(scores[~labels])
     threshold = good[int(np.ceil((1 - OVERKILL) * len(good))) - 1]
     return {
-        "auroc": float(image_auroc(scores, labels).value or 0.0),
+        "auroc": image_auroc(scores, labels).value,
         "escape": float((scores[labels] <= threshold).mean()),
     }
 

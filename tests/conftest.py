@@ -14,10 +14,14 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def audible_log() -> None:
+def audible_log(caplog: pytest.LogCaptureFixture) -> None:
     """Warnings reach the log in each test, whatever a library did to it in an earlier one."""
     logging.disable(logging.NOTSET)
-    logging.getLogger().setLevel(logging.WARNING)
+    root = logging.getLogger()
+    root.setLevel(logging.WARNING)
+    root.filters.clear()
+    caplog.handler.setLevel(logging.NOTSET)
+    caplog.handler.filters.clear()
     for name, logger in logging.root.manager.loggerDict.items():
         if name.split(".")[0] in ("cdgp", "cdgp_bench") and isinstance(logger, logging.Logger):
             logger.disabled, logger.propagate = False, True

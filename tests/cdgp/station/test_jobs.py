@@ -174,7 +174,7 @@ def test_how_far_it_is_is_told(folder: Path) -> None:
 
 
 def test_a_cancelled_job_goes_on_when_asked(folder: Path) -> None:
-    stub_job(folder, steps=400)
+    stub_job(folder, steps=40_000)  # far more than it does before it is cancelled
     jobs.start(folder)
     wait_for(lambda: steps_of(folder) > 3)
     jobs.cancel(folder)
@@ -182,7 +182,7 @@ def test_a_cancelled_job_goes_on_when_asked(folder: Path) -> None:
     done = steps_of(folder)
     assert not jobs.start(folder), "only when asked"
     text = (folder / jobs.JOB).read_text()
-    (folder / jobs.JOB).write_text(text.replace('"400"', f'"{done + 5}"'))
+    (folder / jobs.JOB).write_text(text.replace('"40000"', f'"{done + 5}"'))
     assert jobs.retry(folder)
     assert ended(folder).state == "finished"
     assert steps_of(folder) == done + 5, "and from where it was"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers import cdgp, noise_image, plain
+from tests.helpers import cdgp, noise_image
 
 from cdgp import export
 from cdgp.errors import SettingsError
@@ -68,16 +68,3 @@ def test_it_is_made_anew_where_model_or_file_have_changed(
     with pytest.raises(SettingsError, match="--best-runtime: neither OpenVINO nor onnxruntime"):
         export.best_runtime(run, [image], progress=None)  # type: ignore[arg-type]
     assert export.best_runtime(made, [], progress=None) == made  # type: ignore[arg-type]
-
-
-def test_a_tiled_model_is_refused_with_the_reason(run: Path, tmp_path: Path) -> None:
-    from cdgp import artifact
-
-    model = artifact.load(run / "model.safetensors")
-    settings = model.settings.model_copy(update={"tile": True})
-    artifact.save(run / "model.safetensors", model._replace(settings=settings))
-    done = cdgp(
-        "predict", run, noise_image(tmp_path / "a.png"), "--out", tmp_path / "out", "--best-runtime"
-    )
-    assert done.exit_code != 0 and "--tile" in plain(done)
-    assert not (tmp_path / "out").exists()

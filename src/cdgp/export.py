@@ -234,9 +234,8 @@ def _export(
         seal = read_exported(second).metadata[SEAL]
         about["tiling"] = tiling._replace(outputs_sha256=seal)._asdict()
     else:  # of an earlier export that is replaced
-        for left in files_of(options.out)[1:]:
-            if left.stem.endswith(".outputs"):
-                left.unlink()
+        for left in files_of(outputs_path(options.out)):
+            left.unlink(missing_ok=True)
     metadata = to_metadata(card_of(resized)._replace(export=about))
     if options.flavour:
         metadata["format"] = FOREIGN + options.flavour

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from cdgp.data import images
-from cdgp.data.images import MIN_SIDE, no_content, to_input
+from cdgp.data.images import MIN_SIDE, as_input, no_content
 from cdgp.data.resize import resize_map
 from cdgp.errors import ImageError, ModelFileError, SettingsError
 from cdgp.files import absolute, path_of
@@ -257,10 +257,7 @@ class Detector:
         size = f"{pixels.shape[1]} × {pixels.shape[0]} pixels"
         name = f"an image of {size}" if source is None else f"{source} ({size})"
         with memory_errors(name):
-            if self.settings.tile:
-                given = np.ascontiguousarray(pixels.transpose(2, 0, 1))
-            else:
-                given = to_input(pixels, self.settings.input_size)
+            given = as_input(pixels, self.settings)
             return Prepared(name, pixels, warnings, no_content(pixels), given)
 
     def infer(self, images: Sequence["Prepared"]) -> list[Outputs]:

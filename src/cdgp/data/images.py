@@ -381,10 +381,14 @@ def network_input(path: Path, settings: Settings) -> tuple[NDArray[np.float32], 
         ImageError: it cannot be read.
     """
     pixels = read_image(path, settings.data.white_level, settings.data.first_page)
-    native = (pixels.shape[0], pixels.shape[1])
+    return as_input(pixels, settings), (pixels.shape[0], pixels.shape[1])
+
+
+def as_input(pixels: NDArray[np.float32], settings: Settings) -> NDArray[np.float32]:
+    """The image of ``network_input``, of pixels (H, W, 3) that are read already."""
     if settings.tile:
-        return np.ascontiguousarray(pixels.transpose(2, 0, 1)), native
-    return to_input(pixels, settings.input_size), native
+        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    return to_input(pixels, settings.input_size)
 
 
 def _unit(values: NDArray[Any], full: float) -> NDArray[np.float32]:

@@ -24,7 +24,7 @@ from cdgp.station.candidates import (
     proposed,
 )
 from cdgp.station.pages import DAY, PAGE, back, environment, page
-from cdgp.station.pipeline import Policy, heat_name, live_policy
+from cdgp.station.pipeline import Policy, heat_name, live_policy, policy_history
 from cdgp.station.retraining import snapshot
 from cdgp.station.schema import (
     AnyRow,
@@ -33,7 +33,6 @@ from cdgp.station.schema import (
     images,
     lines,
     models,
-    policies,
     scores,
     users,
 )
@@ -79,16 +78,7 @@ def models_page(
         with station.store.read() as connection:
             live = live_policy(connection, shown.id)
             found = of_line(connection, shown.id)
-            history = list(
-                connection.execute(
-                    select(policies, models.c.name.label("model"), users.c.name.label("user"))
-                    .join(models, models.c.id == policies.c.model_id)
-                    .join(users, users.c.id == policies.c.user_id)
-                    .where(policies.c.line_id == shown.id)
-                    .order_by(policies.c.id.desc())
-                    .limit(PAGE)
-                )
-            )
+            history = policy_history(connection, PAGE, shown.id)
     return page(
         request, "models.html", user, lines=known, line=shown, live=live, candidates=found,
         history=history, files=station.models_to_choose() + station.runs_to_choose(),

@@ -32,6 +32,7 @@ from cdgp.station.pipeline import (
     Policy,
     heat_name,
     live_policy,
+    policy_history,
     promote,
     write_full,
 )
@@ -388,15 +389,7 @@ def _settings(request: Request, user: User, secret: str = "", what: str = "") ->
     with station.store.read() as connection:
         known = connection.execute(select(lines).order_by(lines.c.name)).fetchall()
         live = {line.id: live_policy(connection, line.id) for line in known}
-        history = connection.execute(
-            select(policies, models.c.name.label("model"), users.c.name.label("user"),
-                   lines.c.name.label("line"))
-            .join(models, models.c.id == policies.c.model_id)
-            .join(users, users.c.id == policies.c.user_id)
-            .join(lines, lines.c.id == policies.c.line_id)
-            .order_by(policies.c.id.desc())
-            .limit(PAGE)
-        ).fetchall()  # fmt: skip
+        history = policy_history(connection, PAGE)
         issued = connection.execute(
             select(tokens, lines.c.name.label("line"))
             .join(lines, lines.c.id == tokens.c.line_id)

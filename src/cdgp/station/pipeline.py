@@ -27,7 +27,7 @@ from cdgp.station import messages, trail
 from cdgp.station.config import Config
 from cdgp.station.drift import ImageStatistics, image_statistics
 from cdgp.station.intake import Intake
-from cdgp.station.schema import AnyRow, images, insert_row, lines, models, policies, scores
+from cdgp.station.schema import AnyRow, images, insert_row, lines, models, policies, scores, users
 from cdgp.station.store import Store
 
 MODELS, DERIVED = "models", "derived"
@@ -418,6 +418,22 @@ def live_policy(connection: Connection, line_id: int) -> AnyRow | None:
         .order_by(policies.c.id.desc())
         .limit(1)
     ).first()  # fmt: skip
+
+
+def policy_history(connection: Connection, most: int, line_id: int | None = None) -> list[AnyRow]:
+    """The newest policies, of all lines or of one, with the names of model, user and line."""
+    query = (
+        select(policies, models.c.name.label("model"), users.c.name.label("user"),
+               lines.c.name.label("line"))
+        .join(models, models.c.id == policies.c.model_id)
+        .join(users, users.c.id == policies.c.user_id)
+        .join(lines, lines.c.id == policies.c.line_id)
+        .order_by(policies.c.id.desc())
+        .limit(most)
+    )  # fmt: skip
+    if line_id is not None:
+        query = query.where(policies.c.line_id == line_id)
+    return list(connection.execute(query))
 
 
 def promote(

@@ -20,7 +20,7 @@ from torch.nn import functional
 from typer.testing import CliRunner
 
 import cdgp
-from cdgp import artifact, inference
+from cdgp import artifact
 from cdgp.cli.main import app
 from cdgp.data.manifest import Manifest
 from cdgp.errors import ModelFileError, OutputError, SettingsError
@@ -220,7 +220,7 @@ def test_prediction_keeps_the_images_scale(
     """The loaded model tiles by itself, and nothing is resized on the way."""
     assert tiled_run.folder is not None
     image = make_surface(size, np.random.default_rng(3))
-    monkeypatch.delattr(inference, "to_input")
+    monkeypatch.delattr("cdgp.data.images.to_input")
     detector = cdgp.load(tiled_run.folder)
     assert detector.settings.tile
     found, again = detector.predict(image), tiled_run.detector.predict(image)
